@@ -1,0 +1,214 @@
+"""How the engine shall run: one frozen object, and the only place that reads environment variables.
+
+`python -m ultraflash.runtime.config` prints the table of switches with their present values.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ultraflash.runtime.errors import ConfigError
+
+BUNDLED_CHECKPOINT = Path(__file__).parent / "bundled" / "tiny"
+
+_BACKENDS = ("auto", "numpy", "cuda")
+_DUMPS = frozenset({"plan"})
+
+
+def _default_cache_dir() -> Path:
+    return Path("~/.cache/ultraflash").expanduser()
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """Settings of one engine.
+
+    Units: `max_seq` tokens, None = the checkpoint's own limit; `prefill_chunks` rows, ascending.
+    """
+
+    checkpoint: Path = BUNDLED_CHECKPOINT
+    backend: str = "auto"
+    world: int = 1
+    max_sequences: int = 4
+    max_seq: int | None = None
+    prefill_chunks: tuple[int, ...] = (16, 128)
+    attention_weights: str = (
+        "fp32"  # bf16: test switch, rounds as the reference does (model.md 4.4)
+    )
+    cache_dir: Path = field(default_factory=_default_cache_dir)
+    check: bool = False
+    dump: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work.
+
+        Raises:
+            ConfigError: naming the value, what is allowed and the remedy.
+        """
+        _one_of("backend", self.backend, _BACKENDS)
+        _one_of("attention_weights", self.attention_weights, ("fp32", "bf16"))
+        for name, value in (
+            ("world", self.world),
+            ("max_sequences", self.max_sequences),
+            ("max_seq", self.max_seq),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        chunks = self.prefill_chunks
+        if not chunks or chunks[0] < 1 or list(chunks) != sorted(set(chunks)):
+            raise ConfigError(
+                f"prefill_chunks must be ascending positive row counts like (16, 128), got {chunks}"
+            )
+        if unknown := self.dump - _DUMPS:
+            raise ConfigError(
+                f"cannot dump {', '.join(sorted(unknown))}: choose from {', '.join(sorted(_DUMPS))}"
+            )
+        if self.backend == "cuda":
+            raise ConfigError(
+                "backend cuda is not built yet: use UF_BACKEND=numpy, or auto to take what there is"
+            )
+
+    @classmethod
+    def from_env(cls, **overrides: Any) -> RuntimeConfig:
+        """The settings that the switches ask for; `overrides` (not None) win over them.
+
+        Raises:
+            ConfigError: for a malformed value, naming the variable.
+        """
+        values: dict[str, Any] = {}
+        for switch in SWITCHES:
+            text = os.environ.get(switch.name, "")
+            if text:
+                values[switch.field] = switch.read(text)
+        values |= {name: value for name, value in overrides.items() if value is not None}
+        return cls(**values)
+
+    @property
+    def resolved_backend(self) -> str:
+        """The backend that `auto` means here: numpy, until there is another."""
+        return "numpy" if self.backend == "auto" else self.backend
+
+
+@dataclass(frozen=True)
+class Switch:
+    """An environment variable, the field it sets, and how its text is understood."""
+
+    name: str
+    field: str
+    values: str
+    meaning: str
+    parse: Callable[[str], Any]
+
+    def read(self, text: str) -> Any:
+        """The value of `text`.
+
+        Raises:
+            ConfigError: naming the variable when the text is malformed.
+        """
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{self.name}={text} is malformed: {error}") from error
+
+
+def _backend(text: str) -> str:
+    if text not in _BACKENDS:
+        raise ValueError(f"expected one of {', '.join(_BACKENDS)}")
+    return text
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("expected 0 or 1")
+    return text == "1"
+
+
+def _words(text: str) -> frozenset[str]:
+    words = frozenset(word.strip() for word in text.split(","))
+    if unknown := words - _DUMPS:
+        allowed = ", ".join(sorted(_DUMPS))
+        raise ValueError(f"expected words of {allowed}, got {', '.join(sorted(unknown)) or 'none'}")
+    return words
+
+
+SWITCHES = (
+    Switch(
+        "UF_BACKEND",
+        "backend",
+        "auto|numpy|cuda",
+        "what runs the plans; auto takes what there is",
+        _backend,
+    ),
+    Switch(
+        "UF_CACHE_DIR",
+        "cache_dir",
+        "directory",
+        "token maps and compiled kernels",
+        lambda t: Path(t).expanduser(),
+    ),
+    Switch("UF_CHECK", "check", "0|1", "check every buffer for NaN after each node", _flag),
+    Switch(
+        "UF_DUMP", "dump", "plan", "write the text of every plan into the cache directory", _words
+    ),
+)
+
+
+def prepare_cache_dir(config: RuntimeConfig) -> Path:
+    """Create the cache directory and prove that files can be written into it.
+
+    Raises:
+        ConfigError: naming the directory, the system's reason and the remedy.
+    """
+    folder = config.cache_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"cache directory {folder} is not writable ({error.strerror}): "
+            f"set UF_CACHE_DIR to a directory that this user may write"
+        ) from error
+    return folder
+
+
+def switch_table(environment: Mapping[str, str]) -> str:
+    """One line a switch: name, allowed values, present or default value, meaning."""
+    defaults = RuntimeConfig()
+    rows = [("switch", "values", "now", "meaning")]
+    for s in SWITCHES:
+        default = getattr(defaults, s.field)
+        text = ",".join(sorted(default)) or "-" if isinstance(default, frozenset) else str(default)
+        text = str(int(default)) if isinstance(default, bool) else text
+        rows.append((s.name, s.values, environment.get(s.name) or f"{text} (default)", s.meaning))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=False)) + "  " + row[3]
+        for row in rows
+    )
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def main() -> int:
+    """Print the table; a malformed value is reported below it with exit status 2."""
+    sys.stdout.write(switch_table(os.environ) + "\n")
+    try:
+        RuntimeConfig.from_env()
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
