@@ -1,0 +1,107 @@
+"""Attention of all heads over the window and the selected global entries (model.md 4.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ultraflash.graphs.numerics import F32, F64, U8, q8_decode, qnv4_decode, to_bf16
+from ultraflash.graphs.ops.rope import rotate
+from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.rows import I32, looked_back
+
+_KEY_GROUP = 64  # keys that the model authors' kernel takes at once
+
+
+def softmax_values(logits: F32, keys: F64, sink: F32) -> F32:
+    """sum_n w_n K_n / (sum_n w_n + exp(sink - max)), weights in fp32. [T, H, N], [T, N, E], [H] -> [T, H, E] f32."""
+    peak = logits.max(axis=-1, keepdims=True)
+    weight = np.exp(logits - peak).astype(np.float64)
+    total = weight.sum(axis=-1, keepdims=True) + np.exp(sink[:, None] - peak)
+    return ((weight @ keys) / total).astype(np.float32)
+
+
+def softmax_values_bf16(logits: F32, keys: F64, sink: F32) -> F32:
+    """The same, with weights rounded to bf16 in 64-key groups relative to the running maximum, as the authors' kernel
+    does for the value product; the denominator keeps fp32 weights. For close comparison in tests.
+    """  # noqa: D205
+    peak = np.full((*logits.shape[:2], 1), -np.inf, np.float32)
+    values = np.zeros((*logits.shape[:2], keys.shape[2]))
+    total = np.zeros((*logits.shape[:2], 1))
+    for start in range(0, logits.shape[2], _KEY_GROUP):
+        group = slice(start, start + _KEY_GROUP)
+        # A finite floor: a group without any valid key must not make -inf - -inf.
+        new_peak = np.maximum(np.maximum(peak, logits[..., group].max(axis=-1, keepdims=True)), np.float32(-1e30))
+        weight = np.exp(logits[..., group] - new_peak)
+        keep = np.exp(peak - new_peak)
+        values = values * keep + to_bf16(weight).astype(np.float64) @ keys[:, group]
+        total = total * keep + weight.sum(axis=-1, keepdims=True, dtype=np.float64)
+        peak = new_peak
+    return (values / (total + np.exp(sink[:, None] - peak))).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Attention(Op):
+    """Each row's heads over its last W window rows, then its selected entries; output rotated back.
+
+    Window rows come from this step (`codes`, `scales`) or from the ring of earlier steps.
+
+    Shapes:
+        q: [T, H, E] bf16; codes: [T, E] u8; scales: [T, E/32] u8; ring_codes: [slots, R, E] u8;
+        ring_scales: [slots, R, E/32] u8; main_codes: [slots, entries, E/2] u8; main_scales: [slots, entries, E/16] u8;
+        sel: [T, k] i32, -1 = none; sink: [H] f32; cos, sin: [T, rope/2] f32; slot, position: [T] i32;
+        row_start: [S+1] i32; y: [T, H*E] bf16. main_* and sel are absent in layers of ratio 0.
+    """
+
+    q: Ref
+    codes: Ref
+    scales: Ref
+    ring_codes: Ref
+    ring_scales: Ref
+    main_codes: Ref | None
+    main_scales: Ref | None
+    sel: Ref | None
+    sink: Ref
+    cos: Ref
+    sin: Ref
+    slot: Ref
+    position: Ref
+    row_start: Ref
+    y: Ref
+    window: int
+    round_weights: bool
+
+    @staticmethod
+    def reference(
+        q: F32, codes: U8, scales: U8, ring_codes: U8, ring_scales: U8,
+        main_codes: U8 | None, main_scales: U8 | None, sel: I32 | None,
+        sink: F32, cos: F32, sin: F32, slot: I32, position: I32, row_start: I32, window: int, round_weights: bool,
+    ) -> F32:  # fmt: skip
+        """Each row is a product of its own: shapes, and so bits, do not depend on the number of rows."""
+        back = np.arange(window - 1, -1, -1)
+        keys = q8_decode(
+            looked_back(codes, ring_codes, back, slot, position, row_start),
+            looked_back(scales, ring_scales, back, slot, position, row_start),
+        )
+        valid = back <= position[:, None]
+        if sel is not None and main_codes is not None and main_scales is not None:
+            at = slot[:, None], np.maximum(sel, 0)
+            keys = np.concatenate([keys, qnv4_decode(main_codes[at], main_scales[at])], axis=1)
+            valid = np.concatenate([valid, sel >= 0], axis=1)
+        wide = keys.astype(np.float64)
+        dots = (q.astype(np.float64) @ wide.transpose(0, 2, 1)).astype(np.float32)
+        logits = np.where(valid[:, None, :], dots * np.float32(q.shape[2] ** -0.5), np.float32(-np.inf))
+        mixed = (softmax_values_bf16 if round_weights else softmax_values)(logits, wide, sink)
+        return rotate(to_bf16(mixed), cos, -sin).reshape(len(q), -1)
+
+    def state_bytes(self) -> int:
+        """Window and selected entries of every row."""
+        rows, _, dim = self.q.shape
+        window = self.window * (dim + dim // 32)
+        return rows * (window + (self.sel.shape[1] * (dim // 2 + dim // 16) if self.sel else 0))
+
+    def flops(self) -> int:
+        """Scores and values."""
+        rows, heads, dim = self.q.shape
+        return 4 * rows * heads * dim * (self.window + (self.sel.shape[1] if self.sel else 0))

@@ -1,0 +1,51 @@
+"""What ranks exchange: the only operations that know that there is more than one (architecture.md section 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ultraflash.graphs.numerics import F32, to_bf16
+from ultraflash.graphs.plan import Op, Ref
+
+
+@dataclass(frozen=True)
+class AllReduce(Op):
+    """Every rank gets the sum of all ranks' fp32 partial sums, added in rank order: the same bits everywhere.
+
+    Shapes:
+        x: [T, ...] f32 of each rank; y: the same, bf16 if `rounded`, else f32.
+    """
+
+    COLLECTIVE: ClassVar[bool] = True
+    x: Ref
+    y: Ref
+    rounded: bool
+
+    @staticmethod
+    def reference(x: list[F32], rounded: bool) -> F32:
+        """float32 additions, rank 0 first."""
+        total = x[0]
+        for part in x[1:]:
+            total = total + part
+        return to_bf16(total) if rounded else total
+
+
+@dataclass(frozen=True)
+class AllGather(Op):
+    """Every rank gets all ranks' columns side by side, rank 0 first.
+
+    Shapes:
+        x: [T, N] f32 of each rank; y: [T, world*N] f32.
+    """
+
+    COLLECTIVE: ClassVar[bool] = True
+    x: Ref
+    y: Ref
+
+    @staticmethod
+    def reference(x: list[F32]) -> F32:
+        """Exact."""
+        return np.concatenate(x, axis=-1)

@@ -1,0 +1,64 @@
+"""Which experts serve a row, and with what weight (model.md 4.7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from ultraflash.graphs.numerics import F32, F64
+from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.rows import I32
+
+
+def route(logits: F32, bias: F32, bias_image: F32, is_image: I32, k: int, scale: float) -> tuple[I32, F32]:
+    """Experts of each row, ascending, and their weights. [T, N] -> [T, k], [T, k]."""
+    softplus = np.where(logits > 20, logits, np.log1p(np.exp(np.minimum(logits, np.float32(20)))))
+    score = np.sqrt(softplus)
+    biased = score + np.where(is_image[:, None] > 0, bias_image, bias)
+    # Stable: equal scores go to the lower expert.
+    ids = np.sort(np.argsort(-biased, axis=1, kind="stable")[:, :k], axis=1)
+    weight = np.take_along_axis(score, ids, axis=1)
+    if k > 1:
+        total = weight[:, :1]
+        for i in range(1, k):
+            total = total + weight[:, i : i + 1]
+        weight = weight / (total + np.float32(1e-20))
+    return ids.astype(np.int32), weight * np.float32(scale)
+
+
+@dataclass(frozen=True)
+class Gate(Op):
+    """Top-k of sqrt(softplus(x . w)) + bias; weights from the unbiased scores, renormalised, times the route scale.
+
+    Image rows use their own bias.
+
+    Shapes:
+        x: [T, D] bf16; w: [N, D] bf16; bias, bias_image: [N] f32; is_image: [T] i32;
+        ids: [T, k] i32 ascending; weight: [T, k] f32.
+    """
+
+    OUT: ClassVar[tuple[str, ...]] = ("ids", "weight")
+    x: Ref
+    w: Ref
+    bias: Ref
+    bias_image: Ref
+    is_image: Ref
+    ids: Ref
+    weight: Ref
+    k: int
+    scale: float
+
+    @staticmethod
+    def reference(
+        x: F32, w: F64, bias: F32, bias_image: F32, is_image: I32, k: int, scale: float
+    ) -> tuple[I32, F32]:
+        """Logits summed in float64, rounded to float32 once; the rest in float32."""
+        logits = (x.astype(np.float64) @ w.T).astype(np.float32)
+        return route(logits, bias, bias_image, is_image, k, scale)
+
+    def flops(self) -> int:
+        """The projection."""
+        return 2 * self.x.shape[0] * prod(self.w.shape)

@@ -1,0 +1,43 @@
+"""Rows enter a position-addressed ring (architecture.md section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.rows import I32
+
+
+@dataclass(frozen=True)
+class RingWrite(Op):
+    """ring[slot, position mod R] = row, for the last R active rows of each sequence.
+
+    Stands after the step's reads: a chunk longer than the ring would overwrite what its early rows still need.
+
+    Shapes:
+        value: [T, ...]; ring: [slots, R, ...], R a power of two; slot, position: [T] i32; row_start: [S+1] i32.
+    """
+
+    OUT: ClassVar[tuple[str, ...]] = ()
+    UPDATES: ClassVar[tuple[str, ...]] = ("ring",)
+    value: Ref
+    ring: Ref
+    slot: Ref
+    position: Ref
+    row_start: Ref
+
+    @staticmethod
+    def reference(value: npt.NDArray[Any], ring: npt.NDArray[Any], slot: I32, position: I32, row_start: I32) -> None:
+        """A copy; exact."""
+        size = ring.shape[1]
+        for first, end in zip(row_start[:-1].tolist(), row_start[1:].tolist(), strict=True):
+            rows = np.arange(max(first, end - size), end)
+            ring[slot[rows], position[rows] & (size - 1)] = value[rows]
+
+    def state_bytes(self) -> int:
+        """The rows written."""
+        return self.value.nbytes

@@ -1,0 +1,27 @@
+"""RMS normalisation (model.md 3.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ultraflash.graphs.numerics import F32, rms_norm
+from ultraflash.graphs.plan import Op, Ref
+
+
+@dataclass(frozen=True)
+class RmsNorm(Op):
+    """y = bf16(w * (x * rsqrt(mean(x^2) + eps))), each row alone.
+
+    Shapes:
+        x, y: [T, K] bf16; weight: [K] bf16.
+    """
+
+    x: Ref
+    weight: Ref
+    y: Ref
+    eps: float
+
+    @staticmethod
+    def reference(x: F32, weight: F32, eps: float) -> F32:
+        """Mean of squares in float64, the rest in float32."""
+        return rms_norm(x, weight, eps)

@@ -1,0 +1,45 @@
+"""Which global entries a row attends to (model.md 4.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ultraflash.graphs.numerics import F32
+from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.rows import I32
+
+
+@dataclass(frozen=True)
+class SelectTopk(Op):
+    """The k best reachable entries, ascending; equal scores: the smaller entry. With a pool, only entries inside it.
+
+    Shapes:
+        scores: [T, entries] f32; position: [T] i32; pool: [T, blocks] i32 or absent; y: [T, k] i32, then -1.
+    """
+
+    scores: Ref
+    position: Ref
+    pool: Ref | None
+    y: Ref
+    ratio: int
+    block_size: int
+    k: int
+
+    @staticmethod
+    def reference(scores: F32, position: I32, pool: I32 | None, ratio: int, block_size: int, k: int) -> I32:
+        """Exact; a stable sort keeps the smaller entry first among equals."""
+        chosen = np.full((len(scores), k), -1, np.int32)
+        for row, reach in enumerate(((position + 1) // ratio).tolist()):
+            if pool is None:
+                entries = np.arange(reach)
+            else:
+                kept = pool[row][pool[row] >= 0]
+                entries = (kept[:, None] * block_size + np.arange(block_size)).reshape(-1)
+                entries = entries[entries < reach]
+            if len(entries) > k:
+                order = np.argsort(-scores[row, entries], kind="stable")[:k]
+                entries = np.sort(entries[order])
+            chosen[row, : len(entries)] = entries
+        return chosen

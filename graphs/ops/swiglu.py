@@ -1,0 +1,35 @@
+"""The clamped gated activation of experts (model.md 4.7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ultraflash.graphs.numerics import F32, silu, to_bf16
+from ultraflash.graphs.plan import Op, Ref
+
+
+def swiglu(gate: F32, up: F32, limit: float) -> F32:
+    """silu(min(gate, limit)) * clamp(up, -limit, limit) in float32, not rounded."""
+    high = np.float32(limit)
+    return silu(np.minimum(gate, high)) * np.clip(up, -high, high)
+
+
+@dataclass(frozen=True)
+class Swiglu(Op):
+    """The shared expert's activation: no routing weight.
+
+    Shapes:
+        gate, up, y: [T, F] bf16.
+    """
+
+    gate: Ref
+    up: Ref
+    y: Ref
+    limit: float
+
+    @staticmethod
+    def reference(gate: F32, up: F32, limit: float) -> F32:
+        """float32 inside, rounded to bf16 once."""
+        return to_bf16(swiglu(gate, up, limit))

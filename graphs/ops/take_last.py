@@ -1,0 +1,29 @@
+"""The last row of each sequence: the one whose logits a prefill wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ultraflash.graphs.numerics import F32
+from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.rows import I32
+
+
+@dataclass(frozen=True)
+class TakeLast(Op):
+    """y[s] = x[row_start[s+1] - 1]; sequences without rows give row 0.
+
+    Shapes:
+        x: [T, ...]; row_start: [S+1] i32; y: [S, ...].
+    """
+
+    x: Ref
+    row_start: Ref
+    y: Ref
+
+    @staticmethod
+    def reference(x: F32, row_start: I32) -> F32:
+        """A copy; exact."""
+        return x[np.maximum(row_start[1:] - 1, 0)]
