@@ -41,7 +41,8 @@ type: dev
 	@$(BIN)/mypy
 	@$(BIN)/mypy tests
 
-ci: lint type test
+ci:
+	@bash .ci/run
 
 bench: run-venv
 	@$(BIN)/python -m ultraflash.tools.bench_serve $(ARGS)

@@ -1,0 +1,168 @@
+"""`make bench`: what a user of the server feels, measured through HTTP.
+
+Seconds until ready, memory of all its processes, plain decoding speed, time to the first token.
+One request at a time, greedy, a fixed prompt and length, so that two rows of the CSV compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ultraflash.tools.chat_client import ChatError, Meter, chat_body, model_name, stream_chat
+from ultraflash.tools.local_server import LocalServer, ServerError
+
+_PROMPT = "implement the tetris game. output HTML code directly - no explanation."
+_ROOT = Path(__file__).resolve().parent.parent
+_CSV = _ROOT / "tools" / "speed" / "cpu.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row of the CSV. Speeds and times are medians over `runs`."""
+
+    date: str
+    commit: str
+    machine: str
+    cores: int
+    python: str
+    numpy: str
+    checkpoint: str
+    runs: int
+    prompt_tokens: int
+    tokens: int
+    ready_s: float
+    memory_mib: float
+    first_token_ms: float
+    tokens_per_s: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 after a measurement, 1 with one sentence on stderr."""
+    options = _parser().parse_args(argv)
+    try:
+        result = measure(options.checkpoint, options.tokens, options.runs, options.timeout)
+    except (ServerError, ChatError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    Console().print(_table(result))
+    if options.csv:
+        append(options.csv, result)
+        print(f"row appended to {options.csv}")
+    return 0
+
+
+def measure(checkpoint: str | None, tokens: int, runs: int, timeout: float) -> Result:
+    """Start a server, ask it `runs` + 1 times (the first answer only warms up), end it.
+
+    Raises:
+        ServerError: when the server does not become ready.
+        ChatError: when it refuses or breaks off an answer.
+    """
+    with LocalServer(*(["--checkpoint", checkpoint] if checkpoint else [])) as server:
+        ready_s = server.wait_ready(timeout)
+        name = model_name(server.url)
+        body = chat_body(_PROMPT, tokens, model=name, temperature=0, ignore_eos=True)
+        memory, meters = 0, []
+        for _ in range(runs + 1):
+            meter = Meter()
+            for chunk in stream_chat(server.url, body):
+                meter.feed(chunk)
+            meters.append(meter)
+            memory = max(memory, server.memory_bytes())
+    timed = meters[1:]
+    return Result(
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        commit=_commit(),
+        machine=_machine(),
+        cores=len(os.sched_getaffinity(0)),
+        python=platform.python_version(),
+        numpy=np.__version__,
+        checkpoint=Path(checkpoint).name if checkpoint else "bundled",
+        runs=runs,
+        prompt_tokens=timed[0].prompt_tokens,
+        tokens=timed[0].tokens,
+        ready_s=round(ready_s, 2),
+        memory_mib=round(memory / 2**20, 1),
+        first_token_ms=round(statistics.median(m.first_token_ms for m in timed), 1),
+        tokens_per_s=round(statistics.median(m.tokens_per_s for m in timed), 1),
+    )
+
+
+def append(path: Path, result: Result) -> None:
+    """Add one row; a new file gets the header first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Result)], lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(asdict(result))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ultraflash.tools.bench_serve",
+        description="Measure the server through HTTP: one request at a time, greedy.",
+    )
+    parser.add_argument("--checkpoint", help="checkpoint folder (default: the bundled tiny one)")
+    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="default: 200")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument(
+        "--csv",
+        nargs="?",
+        type=Path,
+        const=_CSV,
+        metavar="FILE",
+        help="append a row (default file: tools/speed/cpu.csv)",
+    )
+    return parser
+
+
+def _table(result: Result) -> Table:
+    table = Table(title=f"{result.machine}, {result.cores} cores, commit {result.commit}")
+    table.add_column("measured through HTTP")
+    table.add_column("value", justify="right")
+    table.add_row("ready after", f"{result.ready_s:.1f} s")
+    table.add_row("memory, all processes (PSS)", f"{result.memory_mib:.0f} MiB")
+    table.add_row(
+        f"first token, {result.prompt_tokens}-token prompt", f"{result.first_token_ms:.0f} ms"
+    )
+    table.add_row(
+        f"plain decoding, {result.tokens} tokens, median of {result.runs}",
+        f"{result.tokens_per_s:.1f} tokens/s",
+    )
+    return table
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _machine() -> str:
+    """The processor's name as the kernel gives it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
