@@ -1,7 +1,7 @@
 """Constants of the Engram hash: which table rows the last few tokens point at.
 
-Pure integer arithmetic on the configuration, model.md section 4.3. The compressed ids that are hashed
-come from the tokenizer and are the business of `runtime.weights.token_map`.
+Pure integer arithmetic on the configuration, model.md section 4.3. The compressed ids that are
+hashed come from the tokenizer and are the business of `runtime.weights.token_map`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SEED_STEP = 10007  # the layer's number times this seeds its multipliers
 class EngramHash:
     """The hash of one layer.
 
-    Shapes: multipliers int64 [max order], one per look-back distance; primes, offsets int64 [columns],
-    column order = (order 2, heads), (order 3, heads), ...
+    Shapes: multipliers int64 [max order], one per look-back distance; primes and offsets int64
+    [columns], column order = (order 2, heads), (order 3, heads), ...
     """
 
     multipliers: npt.NDArray[np.int64]
@@ -45,8 +45,8 @@ def engram_hashes(model: Model) -> dict[int, EngramHash]:
         primes = [p for _ in range(model.engram_orders) for p in _take(model, used)]
         if sum(primes) != rows:
             raise ConfigError(
-                f"config.json gives {rows} rows to the Engram table of layer {layer} but its {len(primes)} "
-                f"hash primes add up to {sum(primes)}: check engram_num_embeddings, "
+                f"config.json gives {rows} rows to the Engram table of layer {layer} but its "
+                f"{len(primes)} hash primes add up to {sum(primes)}: check engram_num_embeddings, "
                 f"engram_vocab_size and engram_n_heads"
             )
         columns = np.array(primes, np.int64)
