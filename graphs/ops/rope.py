@@ -33,15 +33,16 @@ class Rope(Op):
     """Rotate the last dimensions of every head.
 
     Shapes:
-        x, y: [T, H, E] bf16; cos, sin: [T, rope/2] f32.
+        x: [T, H*E] bf16; cos, sin: [T, rope/2] f32; y: [T, H, E] bf16.
     """
 
     x: Ref
     cos: Ref
     sin: Ref
     y: Ref
+    heads: int
 
     @staticmethod
-    def reference(x: F32, cos: F32, sin: F32) -> F32:
+    def reference(x: F32, cos: F32, sin: F32, heads: int) -> F32:
         """float32 inside, rounded to bf16."""
-        return rotate(x, cos, sin)
+        return rotate(x.reshape(len(x), heads, -1), cos, sin)

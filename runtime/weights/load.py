@@ -22,6 +22,7 @@ from ultraflash.graphs.checkpoint import VISION, expected_tensors, tensor_bytes
 from ultraflash.graphs.engram import engram_hashes
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.numerics import F32, U8
+from ultraflash.graphs.rotary import frequencies
 from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import check_scales, dequantise
 from ultraflash.runtime.weights.index import CheckpointIndex
@@ -46,6 +47,11 @@ class MappedRows:
 
     codes: U8
     scales: U8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[R, dim], as a matrix would say."""
+        return self.codes.shape
 
     def gather(self, rows: npt.NDArray[np.int64]) -> F32:
         """The exact values of some rows. Shapes: rows [...] -> [..., dim]."""
@@ -111,7 +117,7 @@ def load_weights(
     computed = _computed(index, model, rows, cache_dir)
     held: dict[str, list[Any]] = {}
     for row in rows:
-        if row.format == "int64":
+        if not row.sources:
             held[row.name] = [computed[row.name]]
         elif row.format == "rows8":
             held[row.name] = [_mapped(index, row)]
@@ -171,12 +177,12 @@ def _mapped(index: CheckpointIndex, row: Row) -> MappedRows:
 
 def _computed(
     index: CheckpointIndex, model: Model, rows: list[Row], cache_dir: Path | None
-) -> dict[str, npt.NDArray[np.int64]]:
-    wanted = {row.name for row in rows if row.format == "int64"}
-    values: dict[str, npt.NDArray[np.int64]] = {}
+) -> dict[str, npt.NDArray[Any]]:
+    wanted = {row.name for row in rows if not row.sources}
+    values: dict[str, npt.NDArray[Any]] = {f"rope.{t}": f for t, f in frequencies(model).items()}
     if TOKEN_MAP in wanted:
         values[TOKEN_MAP] = build_token_map(index.folder / "tokenizer.json", model, cache_dir)
-    if wanted - {TOKEN_MAP}:
+    if wanted - {TOKEN_MAP} - set(values):
         for layer, constants in engram_hashes(model).items():
             for name, value in vars(constants).items():
                 values[f"layers.{layer}.engram.{name}"] = value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from ultraflash.graphs import rotary
 from ultraflash.graphs.checkpoint import (
     ENGRAM_TABLES,
     VISION,
@@ -156,13 +157,14 @@ def _row(name: str, parts: tuple[str, ...], specs: dict[str, TensorSpec]) -> Row
 
 
 def _computed(model: Model) -> list[Row]:
-    """Constants of the Engram hash, which no file holds."""
+    """Constants that no file holds: rotary frequencies and the Engram hash."""
+    rows = [Row(f"rope.{t}", (), "f32", None, "float32", (model.rope_dim // 2,)) for t in rotary.TABLES]
     if not model.engram_layers:
-        return []
+        return rows
     columns = (model.engram_columns,)
     shapes = {TOKEN_MAP: (model.vocab,)}
     for layer in model.engram_layers:
         prefix = f"layers.{layer}.engram."
         shapes[prefix + "multipliers"] = (model.engram_max_order,)
         shapes |= {prefix + "primes": columns, prefix + "offsets": columns}
-    return [Row(name, (), "int64", None, "int64", shape) for name, shape in shapes.items()]
+    return rows + [Row(name, (), "int64", None, "int64", shape) for name, shape in shapes.items()]

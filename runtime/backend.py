@@ -1,0 +1,46 @@
+"""What the engine asks of a backend: compile plans, run them, read and write their buffers by name."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from ultraflash.graphs.plan import Plan
+
+Array = npt.NDArray[Any]
+
+
+class Runner(Protocol):
+    """One compiled plan. Its io and scratch buffers are its own; state and weights belong to the backend."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that `run` executes."""
+
+    def run(self, span: slice | None = None) -> None:
+        """Execute the nodes of the plan, or only those of `span`, on every rank."""
+
+    def read(self, name: str, rank: int = 0) -> Array:
+        """A buffer's contents as the reference operations see them (bf16 as float32). Not to be written to."""
+
+    def write(self, name: str, value: Array) -> None:
+        """Replace a buffer's contents on every rank."""
+
+
+class Backend(Protocol):
+    """Weights and state of one model on one kind of machine."""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+
+    def compile(self, plan: Plan) -> Runner:
+        """Make a plan executable; its state buffers are allocated, zeroed, when first named.
+
+        Raises:
+            EngineError: when a weight is missing or misshapen, or a buffer was known with another shape.
+        """
+
+    def clear_slot(self, slot: int) -> None:
+        """Zero every state buffer of a slot."""
