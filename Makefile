@@ -1,6 +1,6 @@
 # Bare `make` lists the verbs. Everything runs in .venv, which the first verb makes.
 .DEFAULT_GOAL := help
-.PHONY: help demo serve dev test lint type ci bench format clean run-venv
+.PHONY: help demo serve dev test golden lint type ci bench format clean run-venv
 
 PORT ?= 8000
 BIN := .venv/bin
@@ -10,6 +10,7 @@ help:
 	@echo 'make serve [PORT=8000] the same server, kept running until Ctrl-C'
 	@echo 'make test [ARGS=...]   run the tests (ARGS goes to pytest, e.g. ARGS="-k plan -x")'
 	@echo 'make bench [ARGS=...]  measure the server: seconds to ready, memory, tokens/s (ARGS="--csv" appends a row)'
+	@echo 'make golden [ARGS=...] the engine against the model authors'"'"' own data, one line an item'
 	@echo 'make lint              ruff (rules and format) and the import contracts of the rooms'
 	@echo 'make type              mypy, strict'
 	@echo 'make ci                what .ci/run does: lint, types, tests'
@@ -31,6 +32,9 @@ serve: run-venv
 
 test: dev
 	@$(BIN)/pytest $(ARGS)
+
+golden: run-venv
+	@$(BIN)/python -m ultraflash.tools.check_golden tests/golden/tiny-a $(ARGS)
 
 lint: dev
 	@$(BIN)/ruff check .
