@@ -1,0 +1,285 @@
+"""The engine opened up for tests: run sequences, force single layers, read every buffer.
+
+What `tools/check_golden` and an independent comparer drive. A probe runs the plans that the engine runs, on the same
+backend; it has no request handling and no sampling. Single parts (quantisers, tables, gate) are in `probe_parts.py`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ultraflash.graphs.capacity import MAX_ROWS, Capacity
+from ultraflash.graphs.decode import build_decode
+from ultraflash.graphs.model import Model
+from ultraflash.graphs.numerics import F32, q8_decode, qmx4_decode, qnv4_decode
+from ultraflash.graphs.rows import I32
+from ultraflash.runtime.backend import Array, Runner
+from ultraflash.runtime.errors import DeviceError
+from ultraflash.runtime.interpret import NumpyBackend
+from ultraflash.runtime.probe_parts import ProbeParts
+from ultraflash.runtime.step_io import Part, write_constants, write_step
+from ultraflash.runtime.weights.index import CheckpointIndex
+from ultraflash.runtime.weights.load import load_weights
+
+_SLOTS = 4  # sequences that a probe keeps at once; the oldest one makes room
+_RUNNERS = 12
+
+
+@dataclass
+class ProbeState:
+    """One sequence: where it lives, how many rows are committed, and the rows of the call under way."""
+
+    slot: int
+    length: int = 0
+    pending: tuple[int, ...] = ()
+    runner: Runner | None = field(default=None, repr=False)
+
+
+class Probe(ProbeParts):
+    """A checkpoint ready to be looked into. bf16 values are float32 arrays; rank 0's view of every buffer."""
+
+    def __init__(self, model: Model, backend: NumpyBackend, tokenizer: Tokenizer, max_seq: int, bf16_weights: bool) -> None:
+        """Use `open`."""
+        super().__init__(model, backend, tokenizer)
+        self._capacity = Capacity(_SLOTS, max_seq)
+        self._bf16_weights = bf16_weights
+        self._runners: OrderedDict[int, Runner] = OrderedDict()
+        self._slots: OrderedDict[int, ProbeState | None] = OrderedDict((i, None) for i in range(_SLOTS))
+
+    @classmethod
+    def open(
+        cls, checkpoint: Path, backend: str = "numpy", world: int = 1, max_seq: int = 512, attention_weights: str = "bf16"
+    ) -> Probe:
+        """Load a checkpoint.
+
+        Raises:
+            EngineError: when it cannot be loaded, or there is no such backend here.
+            WorldError: when it cannot be split over `world` ranks.
+        """
+        if backend != "numpy":
+            raise DeviceError(f"there is no backend {backend!r} yet: use numpy")
+        checkpoint = Path(checkpoint)
+        model = Model.from_checkpoint(checkpoint)
+        weights = load_weights(CheckpointIndex.open(checkpoint), model, world)
+        tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+        return cls(model, NumpyBackend(weights, world, check=True), tokenizer, max_seq, attention_weights == "bf16")
+
+    # --- sequences ---
+
+    def prefill(self, ids: Sequence[int]) -> tuple[ProbeState, F32]:
+        """A fresh sequence, and logits [P, V] of all positions."""
+        state = self._fresh()
+        return state, self.extend(state, ids)
+
+    def extend(self, state: ProbeState, ids: Sequence[int]) -> F32:
+        """Logits [T, V] of T more rows."""
+        runner = self._start(state, ids)
+        runner.run()
+        state.length += len(ids)
+        return self._logits(runner)
+
+    def rollback(self, state: ProbeState, length: int) -> None:
+        """Forget all rows from position `length` on: state is addressed by position, so only the number changes.
+
+        Raises:
+            DeviceError: further back than the rings reach.
+        """
+        self._alive(state)
+        back = state.length - length
+        if not 0 <= back <= 2 * MAX_ROWS:
+            raise DeviceError(f"cannot roll back {back} rows: rings reach back {2 * MAX_ROWS} beyond the window")
+        state.length = length
+
+    def trace(self, ids: Sequence[int]) -> dict[str, Array]:
+        """Choices of a free prefill: `L{L}.expert_ids` [P, k], `L{L}.sel` [P, K], `pool` [P, n]."""
+        state, _ = self.prefill(ids)
+        runner = self._runner(len(ids))
+        del state
+        found = {f"L{n}.expert_ids": runner.read(f"L{n}.ffn.expert_ids") for n in range(self.model.num_layers)}
+        found |= {f"L{n}.sel": runner.read(f"L{n}.attn.sel") for n in self.model.index_sources}
+        entries = len(ids) // self.model.ratio(self.model.candidate_source)
+        return found | {"pool": self._pool_mask(runner, entries)}
+
+    def buffer(self, state: ProbeState, name: str, rank: int = 0) -> Array:
+        """Any buffer of the state's latest call by its plan name."""
+        if state.runner is None:
+            raise DeviceError("this sequence has run nothing yet")
+        return state.runner.read(name, rank)
+
+    # --- forced layers ---
+
+    def begin(self, ids: Sequence[int]) -> ProbeState:
+        """A fresh sequence whose first call `forced_layer` will drive."""
+        state = self._fresh()
+        self._start_forced(state, ids)
+        return state
+
+    def advance(self, state: ProbeState, ids: Sequence[int]) -> None:
+        """Commit the rows of the call under way and start the next one."""
+        assert state.runner is not None
+        if self.model.engram_layers:
+            state.runner.run(state.runner.plan.span("step_end.engram"))
+        state.length += len(state.pending)
+        self._start_forced(state, ids)
+
+    def forced_layer(
+        self, state: ProbeState, layer: int, stream: F32 | None, pre: F32 | None, sel: I32 | None
+    ) -> dict[str, Array]:
+        """Run one layer of the call under way, its Engram included, from a given stream.
+
+        Attention uses `sel`, at index sources too; the layer's own choice comes back as `sel`. Keys: see
+        `tools/golden/probe.py`.
+        """
+        self._alive(state)
+        assert state.runner is not None
+        runner, model = state.runner, self.model
+        source = "embed" if layer == 0 else f"L{layer - 1}"
+        self._put_streams(runner, layer, source, stream, pre)
+        span, own = runner.plan.span(f"L{layer}"), None
+        if sel is not None and model.ratio(layer):
+            if layer in model.index_sources:
+                split = runner.plan.span(f"L{layer}.attn.select").stop
+                runner.run(slice(span.start, split))
+                own, span = runner.read(f"L{layer}.attn.sel"), slice(split, span.stop)
+            runner.write(f"L{model.index_source(layer)}.attn.sel", _fit(sel, model.index_topk))
+        runner.run(span)
+        return self._layer_values(state, runner, layer, own)
+
+    def forced_head(self, state: ProbeState, stream: F32, pre: F32) -> dict[str, Array]:
+        """`head_in` [T, D] and `logits` [T, V] of a given stream that leaves the last layer."""
+        self._alive(state)
+        assert state.runner is not None
+        self._put_streams(state.runner, self.model.num_layers, f"L{self.model.num_layers - 1}", stream, pre)
+        state.runner.run(state.runner.plan.span("head"))
+        return {"head_in": state.runner.read("head.in"), "logits": self._logits(state.runner)}
+
+    def caches(self, state: ProbeState) -> dict[str, Array]:
+        """What all rows so far left, those of a forced call under way included, de-quantised; keys as in the vectors."""
+        self._alive(state)
+        assert state.runner is not None
+        runner, model, length = state.runner, self.model, state.length + len(state.pending)
+        found: dict[str, Array] = {}
+        for layer in range(model.num_layers):
+            found[f"L{layer}.window_ring"] = self._window(runner, state.slot, layer, length)
+        for layer in model.kv_sources:
+            label, count = f"L{layer}.attn", length // model.ratio(layer)
+
+            def kept(name: str, label: str = label, count: int = count) -> Array:
+                return runner.read(f"{label}.{name}")[state.slot, :count]
+
+            found[f"L{layer}.main_kv"] = qnv4_decode(kept("main_codes"), kept("main_scales"))
+            found[f"L{layer}.index_k"] = qmx4_decode(kept("key_codes"), kept("key_scales"))
+            if model.ratio(layer) == 2 and length % 2:
+                for name in ("kv", "gate"):
+                    pending = runner.read(f"{label}.pending_{name}")[state.slot]
+                    found[f"L{layer}.pending_{name}"] = pending[[(length - 1) % len(pending)]]
+        return found
+
+    # --- inside ---
+
+    def _fresh(self) -> ProbeState:
+        slot, _ = self._slots.popitem(last=False)
+        state = ProbeState(slot)
+        self._slots[slot] = state
+        self.backend.clear_slot(slot)
+        return state
+
+    def _alive(self, state: ProbeState) -> None:
+        if self._slots[state.slot] is not state:
+            raise DeviceError(f"this sequence made room for a newer one: a probe keeps {_SLOTS}")
+        self._slots.move_to_end(state.slot)
+
+    def _runner(self, rows: int) -> Runner:
+        runner = self._runners.pop(rows, None)
+        if runner is None:
+            plan = build_decode(self.model, rows, 1, self._capacity, world=self.backend.world,
+                                round_attention=self._bf16_weights)  # fmt: skip
+            runner = self.backend.compile(plan)
+            write_constants(runner)
+        self._runners[rows] = runner
+        if len(self._runners) > _RUNNERS:
+            self._runners.popitem(last=False)
+        return runner
+
+    def _start(self, state: ProbeState, ids: Sequence[int]) -> Runner:
+        self._alive(state)
+        end = state.length + len(ids)
+        if end > self._capacity.max_seq:
+            raise DeviceError(f"{end} positions are more than the {self._capacity.max_seq} this probe was opened for")
+        state.runner = self._runner(len(ids))
+        write_step(state.runner, [Part(state.slot, state.length, ids)])
+        return state.runner
+
+    def _start_forced(self, state: ProbeState, ids: Sequence[int]) -> None:
+        # A runner of its own: a forced call spans several method calls, others may run the same plan in between.
+        self._runners.pop(len(ids), None)
+        runner = self._start(state, ids)
+        self._runners.pop(len(ids), None)
+        state.pending = tuple(ids)
+        runner.run(runner.plan.span("step"))
+
+    def _put_streams(self, runner: Runner, layer: int, source: str, stream: F32 | None, pre: F32 | None) -> None:
+        names = ("embed.x", "embed.pre") if layer == 0 else (f"{source}.X", f"{source}.ffn.pre")
+        for name, value in zip(names, (stream, pre), strict=True):
+            if value is not None:
+                runner.write(name, value)
+
+    def _layer_values(self, state: ProbeState, runner: Runner, layer: int, own: Array | None) -> dict[str, Array]:
+        model, label = self.model, f"L{layer}"
+        names = {
+            "attn_in": "attn_in", "attn_out": "attn_out", "ffn_in": "ffn_in", "ffn_out": "ffn_out", "X": "X",
+            "pre": "ffn.pre", "expert_ids": "ffn.expert_ids", "expert_w": "ffn.expert_w",
+        }  # fmt: skip
+        if layer in model.engram_layers:
+            names |= {"engram_X": "engram.x", "engram_kv": "engram.kv", "hash": "engram.rows"}
+        if layer in model.index_sources and own is None:
+            names["sel"] = "attn.sel"
+        found = {key: runner.read(f"{label}.{name}") for key, name in names.items()}
+        if own is not None:
+            found["sel"] = own
+        end = state.length + len(state.pending)
+        if layer in model.kv_sources:
+            position = np.arange(state.length, end)
+            found["latent"] = runner.read(f"{label}.attn.latent")[(position + 1) % model.ratio(layer) == 0]
+        if layer in model.index_sources:
+            found["index_scores"] = self._scores(runner, layer, end // model.ratio(layer))
+        return found
+
+    def _scores(self, runner: Runner, layer: int, entries: int) -> F32:
+        name = "index_scores" if self.backend.world == 1 else "index_scores_all"
+        scores = runner.read(f"L{layer}.attn.{name}")[:, :entries]
+        if layer > self.model.candidate_source:
+            scores = np.where(self._pool_mask(runner, entries) > 0, scores, np.float32(-np.inf))
+        return scores
+
+    def _pool_mask(self, runner: Runner, entries: int) -> Array:
+        pool, size = runner.read(f"L{self.model.candidate_source}.attn.pool"), self.model.candidate_block_size
+        blocks = np.arange(entries) // size
+        inside = (pool[:, :, None] == blocks).any(axis=1)
+        reach = (runner.read("io.position") + 1) // self.model.ratio(self.model.candidate_source)
+        return (inside & (np.arange(entries) < reach[:, None])).astype(np.uint8)
+
+    def _window(self, runner: Runner, slot: int, layer: int, length: int) -> F32:
+        codes, scales = (runner.read(f"L{layer}.attn.ring_{n}")[slot] for n in ("codes", "scales"))
+        window = self.model.window
+        position = np.arange(max(0, length - window), length)
+        ring = np.empty((len(position), codes.shape[1]), np.float32)
+        ring[position % window] = q8_decode(codes, scales)[position % len(codes)]
+        return ring
+
+    def _logits(self, runner: Runner) -> F32:
+        name = "head.logits" if self.backend.world == 1 else "head.logits_all"
+        return runner.read(name)
+
+
+def _fit(sel: Array, k: int) -> I32:
+    """A selection padded with -1 to k columns."""
+    out = np.full((len(sel), k), -1, np.int32)
+    out[:, : sel.shape[1]] = sel
+    return out
