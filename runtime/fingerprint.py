@@ -1,0 +1,32 @@
+"""What must be equal for two servers to exchange caches (architecture.md section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from ultraflash.graphs.plan import Plan
+from ultraflash.runtime.backend import Backend
+from ultraflash.runtime.config import RuntimeConfig
+
+
+def fingerprint(
+    config: RuntimeConfig, backend: Backend, checkpoint_digest: str, max_seq: int, plans: Sequence[Plan]
+) -> str:
+    """Hash over everything that decides the bits of a cache: weights, tokenizer, plans, world, backend, switches."""
+    tokenizer = config.checkpoint / "tokenizer.json"
+    facts = {
+        "weights": checkpoint_digest,
+        "tokenizer": blake3(tokenizer.read_bytes()).hexdigest(),
+        "max_seq": max_seq,
+        "world": backend.world,
+        "plans": [p.digest() for p in plans],
+        "prefill": "full",
+        "attention_weights": config.attention_weights,
+        "backend": config.resolved_backend,
+        "numpy": np.__version__,
+    }
+    return blake3(msgspec.json.encode(facts, order="sorted")).hexdigest(length=16)
