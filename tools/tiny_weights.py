@@ -39,12 +39,12 @@ _NORM_MEANS = {
 # (wq_b .95, kv_norm .4, gate 2.9): with few keys and experts they would only average. Compressor
 # and weights_proj undo the .025 of attn_norm. wo_b and w2 are measured, to write .045 rms.
 _GAINS = {
-    "attn.wq_a": 1.6, "attn.wq_b": 1.5, "attn.wkv": 1.8, "attn.wo_a": 1.6, "attn.wo_b": 0.075,
+    "attn.wq_a": 1.6, "attn.wq_b": 1.5, "attn.wkv": 1.8, "attn.wo_a": 1.6, "attn.wo_b": 0.1,
     "attn.compressor.wkv": 40.0, "attn.compressor.wgate": 60.0,
     "attn.indexer.wk": 1.0, "attn.indexer.wq_b": 1.4, "attn.indexer.weights_proj": 40.0,
     "hc_attn_fn": 1.0, "hc_ffn_fn": 1.0, "ffn.gate": 5.9,
-    "ffn.experts.w1": 1.5, "ffn.experts.w3": 1.5, "ffn.experts.w2": 0.66,
-    "ffn.shared_experts.w1": 1.5, "ffn.shared_experts.w3": 1.5, "ffn.shared_experts.w2": 0.6,
+    "ffn.experts.w1": 1.5, "ffn.experts.w3": 1.5, "ffn.experts.w2": 0.7,
+    "ffn.shared_experts.w1": 1.5, "ffn.shared_experts.w3": 1.5, "ffn.shared_experts.w2": 0.64,
     "engram.wkv": 1.0, "main_proj": 1.5, "confidence_head.proj": 2.0,
     "vision.patch_embed.proj": 1.0, "attn.wqkv": 1.3, "attn.wo": 1.0, "mlp.w1": 1.2, "mlp.w2": 1.2,
     "aligner.w1": 1.0, "aligner.w2": 0.25,
@@ -124,7 +124,7 @@ class TinyWeights:
 
 
 def readout(
-    embed: F32, successors: Counter[tuple[int, int]], signal: float = 8.0, peak: float = 12.0
+    embed: F32, successors: Counter[tuple[int, int]], signal: float = 8.0, peak: float = 28.0
 ) -> F32:
     """A head [V, D] that gives the successors of a token the logits log(share) + `peak`.
 
@@ -139,7 +139,7 @@ def readout(
     seen = wanted > 0
     share = wanted / wanted.sum(axis=0)
     wanted[seen] = peak + np.log(share[seen])
-    wanted *= np.maximum(seen.sum(axis=1, keepdims=True), 1) ** -0.3
+    wanted *= np.maximum(seen.sum(axis=1, keepdims=True), 1) ** -0.15
     known = embed[before].astype(np.float64)
     known *= signal / np.sqrt((known**2).sum(axis=1, keepdims=True))
     gram = known @ known.T
