@@ -1,4 +1,5 @@
-"""From token ids to the streams behind the last layer, and from there to logits (model.md section 4.1)."""
+"""From token ids to the streams behind the last layer, and from there to logits (model.md section
+4.1)."""
 
 from __future__ import annotations
 
@@ -43,10 +44,15 @@ def prologue(s: Scope) -> tuple[Prologue, Streams]:
     """Embedding, angles and compressed ids."""
     m, io = s.model, s.io
     x, pre = s.out("embed.x", (m.hc, m.hidden)), s.out("embed.pre", (m.hc,), "f32")
-    s.b.add("step.embed", Embed(io.ids, s.b.weight("embed", (m.vocab, m.hidden), "bf16"), x, pre, m.hc))
+    s.b.add(
+        "step.embed", Embed(io.ids, s.b.weight("embed", (m.vocab, m.hidden), "bf16"), x, pre, m.hc)
+    )
     plain, compressed = angles(s, "step.plain", "plain"), angles(s, "step.compressed", "compressed")
     ratios = sorted({m.ratio(layer) for layer in m.kv_sources})
-    groups = {r: compressed if r == 1 else angles(s, f"step.group{r}", "compressed", 1 - r) for r in ratios}
+    groups = {
+        r: compressed if r == 1 else angles(s, f"step.group{r}", "compressed", 1 - r)
+        for r in ratios
+    }
     ids = history = None
     if m.engram_layers:
         ids, history = s.out("engram.ids", (), "i32"), ring(s, "engram.history", (), "i32")
@@ -59,7 +65,11 @@ def layer(s: Scope, number: int, streams: Streams, shared: Prologue, store: Glob
     """One backbone layer; its streams are called `L{number}.X` and `L{number}.pre`."""
     m, label, weights = s.model, f"L{number}", f"layers.{number}"
     x = streams.x
-    if number in m.engram_layers and shared.engram_ids is not None and shared.engram_history is not None:
+    if (
+        number in m.engram_layers
+        and shared.engram_ids is not None
+        and shared.engram_history is not None
+    ):
         x = engram(s, number, x, shared.engram_ids, shared.engram_history)
     attn = f"{label}.attn"
     mixed = hc_mix(s, attn, f"{weights}.hc_attn", x)
@@ -104,7 +114,9 @@ def head(s: Scope, streams: Streams) -> Ref:
     m = s.model
     h = s.out("head.h", (m.hidden,))
     s.b.add("head.collapse", HcCollapse(streams.x, streams.pre, h))
-    part = s.linear("head.logits", s.norm("head.in", h, "norm"), "head", s.split(m.vocab), "bf16", "f32")
+    part = s.linear(
+        "head.logits", s.norm("head.in", h, "norm"), "head", s.split(m.vocab), "bf16", "f32"
+    )
     if s.b.world == 1:
         return part
     logits = s.out("head.logits_all", (m.vocab,), "f32")

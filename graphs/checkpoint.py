@@ -39,9 +39,24 @@ HYPER = "hyper-connections"
 COMPRESSORS = "compressors"
 NORMS = "layer norms + final norm"
 GROUPS = (
-    ROUTED, ENGRAM_TABLES, DRAFT_ROUTED, ATTENTION, SHARED, EMBEDDING, HEAD, VISION, DRAFT, ENGRAM,
-    DRAFT_SHARED, ROUTERS, MARKOV, INDEXERS, HYPER, COMPRESSORS, NORMS,
-)  # fmt: skip
+    ROUTED,
+    ENGRAM_TABLES,
+    DRAFT_ROUTED,
+    ATTENTION,
+    SHARED,
+    EMBEDDING,
+    HEAD,
+    VISION,
+    DRAFT,
+    ENGRAM,
+    DRAFT_SHARED,
+    ROUTERS,
+    MARKOV,
+    INDEXERS,
+    HYPER,
+    COMPRESSORS,
+    NORMS,
+)
 
 
 @dataclass(frozen=True, slots=True)

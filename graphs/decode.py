@@ -10,9 +10,16 @@ from ultraflash.graphs.step import last_rows, sample, scope
 
 
 def build_decode(
-    model: Model, rows: int, sequences: int, capacity: Capacity, *, world: int = 1, round_attention: bool = False
+    model: Model,
+    rows: int,
+    sequences: int,
+    capacity: Capacity,
+    *,
+    world: int = 1,
+    round_attention: bool = False,
 ) -> Plan:
-    """`rows` rows ragged over `sequences` sequences: logits of every row, a token for each sequence's last row.
+    """`rows` rows ragged over `sequences` sequences: logits of every row, a token for each
+    sequence's last row.
 
     Raises:
         WorldError: when the model cannot be split over `world` ranks.

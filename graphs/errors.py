@@ -1,9 +1,9 @@
 """The exceptions of this room.
 
-    GraphError
-    ├── ConfigError    a model configuration that is incomplete or contradicts itself
-    ├── WorldError     a number of ranks that does not divide the model
-    └── PlanError      a plan whose nodes and buffers do not fit together
+GraphError
+├── ConfigError    a model configuration that is incomplete or contradicts itself
+├── WorldError     a number of ranks that does not divide the model
+└── PlanError      a plan whose nodes and buffers do not fit together
 """
 
 

@@ -1,6 +1,7 @@
 """Compressed entries, index keys and selections (model.md sections 4.5 and 4.6) as nodes.
 
-One `GlobalStore` walks down the layers: KV source layers add entries, index source layers make selections, the layers
+One `GlobalStore` walks down the layers: KV source layers add entries, index source layers make
+selections, the layers
 in between read the nearest ones. Every source scores against its own keys.
 """
 
@@ -22,10 +23,13 @@ from ultraflash.graphs.plan import Ref
 
 @dataclass
 class GlobalStore:
-    """The latest entries, keys, selection and pool while a plan is being built from the first layer to the last."""
+    """The latest entries, keys, selection and pool while a plan is being built from the first layer
+    to the last."""
 
     s: Scope
-    group_angles: dict[int, Angles]  # ratio -> angles of a group's first token, for rows that complete it
+    group_angles: dict[
+        int, Angles
+    ]  # ratio -> angles of a group's first token, for rows that complete it
     main: dict[int, tuple[Ref, Ref]] = field(default_factory=dict)  # KV source -> codes, scales
     keys: dict[int, tuple[Ref, Ref]] = field(default_factory=dict)
     sel: dict[int, Ref] = field(default_factory=dict)  # index source -> selection
@@ -37,7 +41,8 @@ class GlobalStore:
         return GlobalKv(*self.main[m.kv_source(layer)], self.sel[m.index_source(layer)])
 
     def add_entries(self, layer: int, x: Ref) -> None:
-        """Compress this step's tokens into entries and index keys of KV source `layer`; x is its normed input."""
+        """Compress this step's tokens into entries and index keys of KV source `layer`; x is its
+        normed input."""
         s, m, io = self.s, self.s.model, self.s.io
         ratio, label = m.ratio(layer), f"L{layer}.attn"
         latent = self._latent(layer, x)
@@ -47,17 +52,36 @@ class GlobalStore:
         def state(name: str, width: int) -> Ref:
             return s.b.state(f"{label}.{name}", (slots, entries, width), "u8")
 
-        self.main[layer] = state("main_codes", m.head_dim // 2), state("main_scales", m.head_dim // 16)
-        s.b.add(f"{label}.store_kv", StoreMainKv(latent, at.cos, at.sin, io.slot, io.position, *self.main[layer], ratio))
-        raw = s.linear(f"{label}.index_wk", latent, f"layers.{layer}.attn.indexer.wk", m.index_dim, "bf16")
+        self.main[layer] = (
+            state("main_codes", m.head_dim // 2),
+            state("main_scales", m.head_dim // 16),
+        )
+        s.b.add(
+            f"{label}.store_kv",
+            StoreMainKv(latent, at.cos, at.sin, io.slot, io.position, *self.main[layer], ratio),
+        )
+        raw = s.linear(
+            f"{label}.index_wk", latent, f"layers.{layer}.attn.indexer.wk", m.index_dim, "bf16"
+        )
         key = s.norm(f"{label}.index_key", raw, f"layers.{layer}.attn.indexer.k_norm")
-        self.keys[layer] = state("key_codes", m.index_dim // 2), state("key_scales", m.index_dim // 32)
-        s.b.add(f"{label}.store_key", StoreIndexKey(key, at.cos, at.sin, io.slot, io.position, *self.keys[layer], ratio))
+        self.keys[layer] = (
+            state("key_codes", m.index_dim // 2),
+            state("key_scales", m.index_dim // 32),
+        )
+        s.b.add(
+            f"{label}.store_key",
+            StoreIndexKey(key, at.cos, at.sin, io.slot, io.position, *self.keys[layer], ratio),
+        )
 
     def select(self, layer: int, x: Ref, low_q8: Ref, at: Angles) -> None:
-        """Score entries with index source `layer`'s queries and choose; the candidate source also makes the pool."""
+        """Score entries with index source `layer`'s queries and choose; the candidate source also
+        makes the pool."""
         s, m, io = self.s, self.s.model, self.s.io
-        label, weights, source = f"L{layer}.attn", f"layers.{layer}.attn.indexer", m.kv_source(layer)
+        label, weights, source = (
+            f"L{layer}.attn",
+            f"layers.{layer}.attn.indexer",
+            m.kv_source(layer),
+        )
         ratio, heads = m.ratio(layer), s.split(m.index_heads)
         flat = s.linear(f"{label}.index_wq", low_q8, f"{weights}.wq_b", heads * m.index_dim, "fp8")
         q = s.out(f"{label}.index_q", (heads, m.index_dim))
@@ -65,7 +89,9 @@ class GlobalStore:
         weight = s.linear(f"{label}.index_w", x, f"{weights}.weights_proj", heads, "bf16")
         entries = s.capacity.entries(ratio)
         part = s.out(f"{label}.index_scores", (entries,), "f32")
-        op = IndexScores(q, weight, *self.keys[source], io.slot, io.position, part, ratio, m.index_scale)
+        op = IndexScores(
+            q, weight, *self.keys[source], io.slot, io.position, part, ratio, m.index_scale
+        )
         s.b.add(f"{label}.index_score", op)
         scores = part
         if s.b.world > 1:
@@ -74,11 +100,16 @@ class GlobalStore:
         sel = s.out(f"{label}.sel", (m.index_topk,), "i32")
         pool = self.pool if layer > m.candidate_source else None
         size = m.candidate_block_size
-        s.b.add(f"{label}.select", SelectTopk(scores, io.position, pool, sel, ratio, size, m.index_topk))
+        s.b.add(
+            f"{label}.select", SelectTopk(scores, io.position, pool, sel, ratio, size, m.index_topk)
+        )
         self.sel[layer] = sel
         if layer == m.candidate_source:
             self.pool = s.out(f"{label}.pool", (m.candidate_blocks,), "i32")
-            s.b.add(f"{label}.pool", CandidatePool(scores, io.position, self.pool, ratio, size, m.candidate_blocks))
+            s.b.add(
+                f"{label}.pool",
+                CandidatePool(scores, io.position, self.pool, ratio, size, m.candidate_blocks),
+            )
 
     def _latent(self, layer: int, x: Ref) -> Ref:
         s, m, io = self.s, self.s.model, self.s.io
@@ -86,10 +117,20 @@ class GlobalStore:
         if m.ratio(layer) == 1:
             raw = s.linear(f"{label}.comp_kv", x, f"{weights}.wkv", m.head_dim, "bf16")
         else:
-            kv, gate = (s.linear(f"{label}.comp_{n}", x, f"{weights}.w{n}", m.head_dim, "bf16", "f32") for n in ("kv", "gate"))
-            rings = [ring(s, f"{label}.pending_{n}", (m.head_dim,), "f32") for n in ("kv", "gate")]
+            kv, gate = (
+                s.linear(f"{label}.comp_{n}", x, f"{weights}.w{n}", m.head_dim, "bf16", "f32")
+                for n in ("kv", "gate")
+            )
+            kv_ring, gate_ring = (
+                ring(s, f"{label}.pending_{n}", (m.head_dim,), "f32") for n in ("kv", "gate")
+            )
             raw = s.out(f"{label}.comp", (m.head_dim,))
-            s.b.add(f"{label}.compress", CompressPairs(kv, gate, *rings, io.slot, io.position, io.row_start, raw))
-            for value, into in zip((kv, gate), rings, strict=True):
-                write_ring(s, f"{label}.write", value, into)
+            s.b.add(
+                f"{label}.compress",
+                CompressPairs(
+                    kv, gate, kv_ring, gate_ring, io.slot, io.position, io.row_start, raw
+                ),
+            )
+            write_ring(s, f"{label}.write", kv, kv_ring)
+            write_ring(s, f"{label}.write", gate, gate_ring)
         return s.norm(f"{label}.latent", raw, f"{weights}.norm")

@@ -1,6 +1,7 @@
 """What the host and a step tell each other: the io buffers (architecture.md section 3).
 
-Everything that changes between steps stands here, never in a kernel argument, so that a captured graph is never updated.
+Everything that changes between steps stands here, never in a kernel argument, so that a captured
+graph is never updated.
 """
 
 from __future__ import annotations
@@ -44,11 +45,25 @@ def io_buffers(b: PlanBuilder, model: Model) -> Io:
     """The io buffers of a plan of `b.rows` rows and `b.sequences` sequences."""
     t, s, words = b.rows, b.sequences, -(-model.vocab // 32)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
-        "ids": ((t,), "i32"), "is_image": ((t,), "i32"), "position": ((t,), "i32"), "slot": ((t,), "i32"),
-        "row_start": ((s + 1,), "i32"), "temperature": ((s,), "f32"), "top_p": ((s,), "f32"), "top_k": ((s,), "i32"),
-        "seed": ((s,), "u64"), "next_position": ((s,), "i32"), "step": ((s,), "i32"), "mask": ((t, words), "u32"),
-        "bias_ids": ((s, MAX_BIASES), "i32"), "bias": ((s, MAX_BIASES), "f32"), "banned": ((s,), "i32"),
-        "want_logprobs": ((s,), "i32"), "token": ((s,), "i32"), "logprob": ((s,), "f32"),
-        "top_ids": ((s, TOP_LOGPROBS), "i32"), "top_logprobs": ((s, TOP_LOGPROBS), "f32"),
-    }  # fmt: skip
+        "ids": ((t,), "i32"),
+        "is_image": ((t,), "i32"),
+        "position": ((t,), "i32"),
+        "slot": ((t,), "i32"),
+        "row_start": ((s + 1,), "i32"),
+        "temperature": ((s,), "f32"),
+        "top_p": ((s,), "f32"),
+        "top_k": ((s,), "i32"),
+        "seed": ((s,), "u64"),
+        "next_position": ((s,), "i32"),
+        "step": ((s,), "i32"),
+        "mask": ((t, words), "u32"),
+        "bias_ids": ((s, MAX_BIASES), "i32"),
+        "bias": ((s, MAX_BIASES), "f32"),
+        "banned": ((s,), "i32"),
+        "want_logprobs": ((s,), "i32"),
+        "token": ((s,), "i32"),
+        "logprob": ((s,), "f32"),
+        "top_ids": ((s, TOP_LOGPROBS), "i32"),
+        "top_logprobs": ((s, TOP_LOGPROBS), "f32"),
+    }
     return Io(**{f.name: b.io(f"io.{f.name}", *shapes[f.name]) for f in fields(Io)})

@@ -1,6 +1,8 @@
-"""The layers of the model as nodes (model.md sections 4.2 to 4.7): which operations, over which buffers, in which order.
+"""The layers of the model as nodes (model.md sections 4.2 to 4.7): which operations, over which
+buffers, in which order.
 
-Functions take a `Scope`, append nodes and return the buffers that others need. Names: `L{layer}.{part}`.
+Functions take a `Scope`, append nodes and return the buffers that others need. Names:
+`L{layer}.{part}`.
 """
 
 from __future__ import annotations
@@ -43,14 +45,15 @@ class Angles:
 
 @dataclass(frozen=True)
 class Scope:
-    """What every layer function needs: where nodes go, sizes, io, and switches of the whole plan."""
+    """What every layer function needs: where nodes go, sizes, io, and switches of the whole
+    plan."""
 
     b: PlanBuilder
     model: Model
     capacity: Capacity
     io: Io
     round_attention: bool  # test switch: bf16 attention weights as in the model authors' kernel
-    rows: int  # of the buffers that `out` makes: the plan's, or one a sequence behind the last layer of a prefill
+    rows: int  # of new buffers: the plan's, or one a sequence behind the last layer of a prefill
 
     def split(self, size: int) -> int:
         """One rank's part of a size that is split over ranks."""
@@ -60,7 +63,9 @@ class Scope:
         """A scratch buffer of this step, [T, *shape]."""
         return self.b.scratch(label, (self.rows, *shape), dtype)
 
-    def linear(self, label: str, x: Ref, weight: str, size: int, form: str, dtype: str = "bf16") -> Ref:
+    def linear(
+        self, label: str, x: Ref, weight: str, size: int, form: str, dtype: str = "bf16"
+    ) -> Ref:
         """y = x @ weight.T, [T, size]."""
         y = self.out(label, (size,), dtype)
         w = self.b.weight(weight, (size, x.shape[-1]), form)
@@ -70,7 +75,9 @@ class Scope:
     def norm(self, label: str, x: Ref, weight: str) -> Ref:
         """RMS norm over the last axis."""
         y = self.out(label, x.shape[1:])
-        self.b.add(label, RmsNorm(x, self.b.weight(weight, x.shape[-1:], "bf16"), y, self.model.norm_eps))
+        self.b.add(
+            label, RmsNorm(x, self.b.weight(weight, x.shape[-1:], "bf16"), y, self.model.norm_eps)
+        )
         return y
 
     def quant8(self, label: str, x: Ref) -> Ref:
@@ -80,11 +87,13 @@ class Scope:
         return y
 
     def part_name(self, name: str) -> str:
-        """What a sub-layer's last product is called: `name` itself unless ranks still have to add."""
+        """What a sub-layer's last product is called: `name` itself unless ranks still have to
+        add."""
         return name if self.b.world == 1 else f"{name}_part"
 
     def reduce(self, name: str, part: Ref) -> Ref:
-        """The sum of all ranks' parts as bf16, called `name`; with one rank the part is that already."""
+        """The sum of all ranks' parts as bf16, called `name`; with one rank the part is that
+        already."""
         if self.b.world == 1:
             return part
         y = self.out(name, part.shape[1:])
@@ -106,7 +115,8 @@ class Streams:
 
 
 def angles(s: Scope, label: str, table: str, offset: int = 0) -> Angles:
-    """Angles of this step's positions (plus offset) under the frequency table `plain` or `compressed`."""
+    """Angles of this step's positions (plus offset) under the frequency table `plain` or
+    `compressed`."""
     half = s.model.rope_dim // 2
     cos, sin = s.out(f"{label}.cos", (half,), "f32"), s.out(f"{label}.sin", (half,), "f32")
     freq = s.b.weight(f"rope.{table}", (half,), "f32")
@@ -124,13 +134,31 @@ class Mixed:
 
 
 def hc_mix(s: Scope, label: str, weights: str, x: Ref) -> Mixed:
-    """Hyper-connection coefficients from the streams before a sub-layer; `weights` names `..._fn/_scale/_base`."""
+    """Hyper-connection coefficients from the streams before a sub-layer; `weights` names
+    `..._fn/_scale/_base`."""
     m, count = s.model, 2 * s.model.hc + s.model.hc**2
-    mixed = Mixed(s.out(f"{label}.pre", (m.hc,), "f32"), s.out(f"{label}.post", (m.hc,), "f32"),
-                  s.out(f"{label}.comb", (m.hc, m.hc), "f32"))  # fmt: skip
+    mixed = Mixed(
+        s.out(f"{label}.pre", (m.hc,), "f32"),
+        s.out(f"{label}.post", (m.hc,), "f32"),
+        s.out(f"{label}.comb", (m.hc, m.hc), "f32"),
+    )
     fn = s.b.weight(f"{weights}_fn", (count, m.hc * m.hidden), "f32")
-    scale, base = s.b.weight(f"{weights}_scale", (3,), "f32"), s.b.weight(f"{weights}_base", (count,), "f32")
-    op = HcMix(x, fn, scale, base, mixed.pre, mixed.post, mixed.comb, m.sinkhorn_iters, m.hc_eps, m.norm_eps)
+    scale, base = (
+        s.b.weight(f"{weights}_scale", (3,), "f32"),
+        s.b.weight(f"{weights}_base", (count,), "f32"),
+    )
+    op = HcMix(
+        x,
+        fn,
+        scale,
+        base,
+        mixed.pre,
+        mixed.post,
+        mixed.comb,
+        m.sinkhorn_iters,
+        m.hc_eps,
+        m.norm_eps,
+    )
     s.b.add(f"{label}.mix", op)
     return mixed
 
@@ -155,15 +183,33 @@ def engram(s: Scope, layer: int, x: Ref, compressed_ids: Ref, history: Ref) -> R
     p = f"layers.{layer}.engram"
     columns, table_rows = m.engram_columns, m.engram_rows[m.engram_layers.index(layer)]
     rows = s.out(f"{label}.rows", (columns,), "i64")
-    consts = [s.b.weight(f"{p}.{n}", (size,), "i64")
-              for n, size in (("multipliers", m.engram_max_order), ("primes", columns), ("offsets", columns))]  # fmt: skip
     token_map = s.b.weight("engram.token_map", (m.vocab,), "i64")
-    s.b.add(f"{label}.hash", EngramHash(compressed_ids, history, io.slot, io.position, io.row_start, token_map, *consts,
-                                        y=rows, pad_token=m.engram_pad))  # fmt: skip
+    s.b.add(
+        f"{label}.hash",
+        EngramHash(
+            compressed_ids,
+            history,
+            io.slot,
+            io.position,
+            io.row_start,
+            token_map,
+            s.b.weight(f"{p}.multipliers", (m.engram_max_order,), "i64"),
+            s.b.weight(f"{p}.primes", (columns,), "i64"),
+            s.b.weight(f"{p}.offsets", (columns,), "i64"),
+            rows,
+            m.engram_pad,
+        ),
+    )
     gathered = s.out(f"{label}.rows8", (columns * m.engram_dim,))
     table = s.b.weight(f"{p}.embed", (table_rows, m.engram_dim), "rows8")
     s.b.add(f"{label}.gather", EngramGather(rows, table, gathered))
-    kv = s.linear(f"{label}.kv", s.quant8(f"{label}.rows_q8", gathered), f"{p}.wkv", (m.hc + 1) * m.hidden, "fp8")
+    kv = s.linear(
+        f"{label}.kv",
+        s.quant8(f"{label}.rows_q8", gathered),
+        f"{p}.wkv",
+        (m.hc + 1) * m.hidden,
+        "fp8",
+    )
     y = s.out(f"{label}.x", x.shape[1:])
     q_weight, k_weight = (s.b.weight(f"{p}.{n}_weight", (m.hc, m.hidden), "bf16") for n in "qk")
     s.b.add(f"{label}.mix", EngramMix(x, kv, q_weight, k_weight, io.is_image, y, m.norm_eps))
@@ -172,7 +218,8 @@ def engram(s: Scope, layer: int, x: Ref, compressed_ids: Ref, history: Ref) -> R
 
 @dataclass(frozen=True)
 class GlobalKv:
-    """What a layer of ratio > 0 attends to beyond its window: a source's entries and the latest selection."""
+    """What a layer of ratio > 0 attends to beyond its window: a source's entries and the latest
+    selection."""
 
     codes: Ref  # [slots, entries, E/2] u8
     scales: Ref  # [slots, entries, E/16] u8
@@ -180,9 +227,14 @@ class GlobalKv:
 
 
 def queries(s: Scope, label: str, weights: str, x_q8: Ref, at: Angles) -> tuple[Ref, Ref]:
-    """Rotated heads [T, H, E] of this rank, and the quantised low-rank query [T, q_rank] they came from."""
+    """Rotated heads [T, H, E] of this rank, and the quantised low-rank query [T, q_rank] they came
+    from."""
     m = s.model
-    low = s.norm(f"{label}.qr", s.linear(f"{label}.wq_a", x_q8, f"{weights}.wq_a", m.q_rank, "fp8"), f"{weights}.q_norm")
+    low = s.norm(
+        f"{label}.qr",
+        s.linear(f"{label}.wq_a", x_q8, f"{weights}.wq_a", m.q_rank, "fp8"),
+        f"{weights}.q_norm",
+    )
     low_q8 = s.quant8(f"{label}.qr_q8", low)
     heads = s.split(m.heads)
     flat = s.linear(f"{label}.wq_b", low_q8, f"{weights}.wq_b", heads * m.head_dim, "fp8")
@@ -194,8 +246,15 @@ def queries(s: Scope, label: str, weights: str, x_q8: Ref, at: Angles) -> tuple[
 def window_rows(s: Scope, label: str, weights: str, x_q8: Ref, at: Angles) -> tuple[Ref, Ref]:
     """This step's window key-value rows: codes [T, E] and scales [T, E/32]."""
     m = s.model
-    row = s.norm(f"{label}.kv", s.linear(f"{label}.wkv", x_q8, f"{weights}.wkv", m.head_dim, "fp8"), f"{weights}.kv_norm")
-    codes, scales = s.out(f"{label}.kv_codes", (m.head_dim,), "u8"), s.out(f"{label}.kv_scales", (m.head_dim // 32,), "u8")
+    row = s.norm(
+        f"{label}.kv",
+        s.linear(f"{label}.wkv", x_q8, f"{weights}.wkv", m.head_dim, "fp8"),
+        f"{weights}.kv_norm",
+    )
+    codes, scales = (
+        s.out(f"{label}.kv_codes", (m.head_dim,), "u8"),
+        s.out(f"{label}.kv_scales", (m.head_dim // 32,), "u8"),
+    )
     s.b.add(f"{label}.window_kv", WindowKv(row, at.cos, at.sin, codes, scales))
     return codes, scales
 
@@ -211,16 +270,44 @@ def ring(s: Scope, name: str, shape: tuple[int, ...], dtype: str) -> Ref:
 
 
 def attend(
-    s: Scope, label: str, weights: str, q: Ref, kv: tuple[Ref, Ref], entries: GlobalKv | None, at: Angles
+    s: Scope,
+    label: str,
+    weights: str,
+    q: Ref,
+    kv: tuple[Ref, Ref],
+    entries: GlobalKv | None,
+    at: Angles,
 ) -> Ref:
     """Attention over window and selection, then the output projection. [T, D] bf16."""
     m, io = s.model, s.io
-    rings = (ring(s, f"{label}.ring_codes", kv[0].shape[1:], "u8"), ring(s, f"{label}.ring_scales", kv[1].shape[1:], "u8"))
+    rings = (
+        ring(s, f"{label}.ring_codes", kv[0].shape[1:], "u8"),
+        ring(s, f"{label}.ring_scales", kv[1].shape[1:], "u8"),
+    )
     o = s.out(f"{label}.o", (s.split(m.heads) * m.head_dim,))
     sink = s.b.weight(f"{weights}.attn_sink", (s.split(m.heads),), "f32")
-    more = (entries.codes, entries.scales, entries.sel) if entries else (None, None, None)
-    s.b.add(f"{label}.attend", Attention(q, *kv, *rings, *more, sink, at.cos, at.sin, io.slot, io.position, io.row_start,
-                                         y=o, window=m.window, round_weights=s.round_attention))  # fmt: skip
+    s.b.add(
+        f"{label}.attend",
+        Attention(
+            q=q,
+            codes=kv[0],
+            scales=kv[1],
+            ring_codes=rings[0],
+            ring_scales=rings[1],
+            main_codes=entries.codes if entries else None,
+            main_scales=entries.scales if entries else None,
+            sel=entries.sel if entries else None,
+            sink=sink,
+            cos=at.cos,
+            sin=at.sin,
+            slot=io.slot,
+            position=io.position,
+            row_start=io.row_start,
+            y=o,
+            window=m.window,
+            round_weights=s.round_attention,
+        ),
+    )
     for value, into in zip(kv, rings, strict=True):
         write_ring(s, f"{label}.write", value, into)
     groups = s.split(m.o_groups)
@@ -228,28 +315,44 @@ def attend(
     w = s.b.weight(f"{weights}.wo_a", (groups * m.o_rank, m.heads_per_group * m.head_dim), "fp8")
     s.b.add(f"{label}.wo_a", Linear(o, w, low, groups=groups))
     name, low_q8 = f"{label}_out", s.quant8(f"{label}.wo_a_q8", low)
-    return s.reduce(name, s.linear(s.part_name(name), low_q8, f"{weights}.wo_b", m.hidden, "fp8", s.partial))
+    return s.reduce(
+        name, s.linear(s.part_name(name), low_q8, f"{weights}.wo_b", m.hidden, "fp8", s.partial)
+    )
 
 
 def moe(s: Scope, label: str, weights: str, x: Ref, experts: int, active: int) -> Ref:
     """Routed and shared experts. [T, D] bf16 -> [T, D] bf16.
 
-    With several ranks each holds a slice of every expert's width, and the per-expert rounding to bf16 falls away:
+    With several ranks each holds a slice of every expert's width, and the per-expert rounding to
+    bf16 falls away:
     ranks exchange fp32 partial sums (architecture.md section 4).
     """
     m, world1 = s.model, s.b.world == 1
     width = s.split(m.expert_width)
-    ids, weight = s.out(f"{label}.expert_ids", (active,), "i32"), s.out(f"{label}.expert_w", (active,), "f32")
+    ids, weight = (
+        s.out(f"{label}.expert_ids", (active,), "i32"),
+        s.out(f"{label}.expert_w", (active,), "f32"),
+    )
     gate_w = s.b.weight(f"{weights}.gate", (experts, m.hidden), "bf16")
-    biases = [s.b.weight(f"{weights}.gate.{n}", (experts,), "f32") for n in ("bias", "bias_vl")]
-    s.b.add(f"{label}.gate", Gate(x, gate_w, *biases, s.io.is_image, ids, weight, active, m.route_scale))
+    bias, bias_image = (
+        s.b.weight(f"{weights}.gate.{n}", (experts,), "f32") for n in ("bias", "bias_vl")
+    )
+    s.b.add(
+        f"{label}.gate",
+        Gate(x, gate_w, bias, bias_image, s.io.is_image, ids, weight, active, m.route_scale),
+    )
     x_q8 = s.quant8(f"{label}_in_q8", x)
     z = s.out(f"{label}.z", (active, width))
-    w1, w3 = (s.b.weight(f"{weights}.experts.{n}", (experts, width, m.hidden), "fp4") for n in ("w1", "w3"))
+    w1, w3 = (
+        s.b.weight(f"{weights}.experts.{n}", (experts, width, m.hidden), "fp4")
+        for n in ("w1", "w3")
+    )
     s.b.add(f"{label}.up", ExpertsUp(x_q8, ids, weight, w1, w3, z, m.swiglu_limit))
     w2 = s.b.weight(f"{weights}.experts.w2", (experts, m.hidden, width), "fp4")
     routed = s.out(f"{label}.routed", (active, m.hidden), s.partial)
-    s.b.add(f"{label}.down", ExpertsDown(s.quant8(f"{label}.z_q8", z), ids, w2, routed, rounded=world1))
+    s.b.add(
+        f"{label}.down", ExpertsDown(s.quant8(f"{label}.z_q8", z), ids, w2, routed, rounded=world1)
+    )
     shared = shared_expert(s, label, f"{weights}.shared_experts", x_q8, width)
     part = s.out(s.part_name(f"{label}_out"), (m.hidden,), s.partial)
     s.b.add(f"{label}.sum", MoeSum(routed, shared, part, rounded=world1))
@@ -258,10 +361,10 @@ def moe(s: Scope, label: str, weights: str, x: Ref, experts: int, active: int) -
 
 def shared_expert(s: Scope, label: str, weights: str, x_q8: Ref, width: int) -> Ref:
     """The expert that serves every row. [T, D] bf16, or this rank's part in f32."""
-    gate, up = (s.linear(f"{label}.shared_{n}", x_q8, f"{weights}.{n}", width, "fp8") for n in ("w1", "w3"))
+    gate, up = (
+        s.linear(f"{label}.shared_{n}", x_q8, f"{weights}.{n}", width, "fp8") for n in ("w1", "w3")
+    )
     z = s.out(f"{label}.shared_z", (width,))
     s.b.add(f"{label}.shared_act", Swiglu(gate, up, z, s.model.swiglu_limit))
     z_q8 = s.quant8(f"{label}.shared_z_q8", z)
     return s.linear(f"{label}.shared_w2", z_q8, f"{weights}.w2", s.model.hidden, "fp8", s.partial)
-
-

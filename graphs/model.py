@@ -1,10 +1,13 @@
 """Every size of the model, read once from the checkpoint's configuration.
 
-`Model` is frozen and knows no tensors, files or devices. Its field names are the letters and words that plans,
+`Model` is frozen and knows no tensors, files or devices. Its field names are the letters and words
+that plans,
 weights and tests use. Source: model.md section 1; the keys of both shipped files are in `_KEYS`.
 
-Dimension letters used in docstrings of this room: T rows, D hidden, C hyper-connection copies, H heads of one rank,
-E head dim, W window, V vocabulary, G output groups of one rank, K selected entries, F expert width of one rank.
+Dimension letters used in docstrings of this room: T rows, D hidden, C hyper-connection copies, H
+heads of one rank,
+E head dim, W window, V vocabulary, G output groups of one rank, K selected entries, F expert width
+of one rank.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from typing import Any
 
 from ultraflash.graphs.errors import ConfigError, WorldError
 
-# field -> (path in config.json, key in inference/config.json). The nested file is asked first, the flat one second.
+# field -> (path in config.json, key in inference/config.json). The nested file is asked first, the
+# flat one second.
 _KEYS: dict[str, tuple[str, str]] = {
     "vocab": ("text_config.vocab_size", "vocab_size"),
     "hidden": ("text_config.hidden_size", "dim"),
@@ -49,7 +53,10 @@ _KEYS: dict[str, tuple[str, str]] = {
     "swiglu_limit": ("text_config.swiglu_limit", "swiglu_limit"),
     "rope_theta": ("text_config.rope_theta", "rope_theta"),
     "compress_rope_theta": ("text_config.compress_rope_theta", "compress_rope_theta"),
-    "yarn_original": ("text_config.rope_scaling.original_max_position_embeddings", "original_seq_len"),
+    "yarn_original": (
+        "text_config.rope_scaling.original_max_position_embeddings",
+        "original_seq_len",
+    ),
     "yarn_factor": ("text_config.rope_scaling.factor", "rope_factor"),
     "yarn_beta_fast": ("text_config.rope_scaling.beta_fast", "beta_fast"),
     "yarn_beta_slow": ("text_config.rope_scaling.beta_slow", "beta_slow"),
@@ -71,7 +78,10 @@ _KEYS: dict[str, tuple[str, str]] = {
     "draft_targets": ("text_config.dspark_target_layer_ids", "dspark_target_layer_ids"),
     "draft_markov_rank": ("text_config.dspark_markov_rank", "dspark_markov_rank"),
     "draft_experts": ("text_config.dspark_n_routed_experts", "dspark_n_routed_experts"),
-    "draft_active_experts": ("text_config.dspark_num_experts_per_tok", "dspark_n_activated_experts"),
+    "draft_active_experts": (
+        "text_config.dspark_num_experts_per_tok",
+        "dspark_n_activated_experts",
+    ),
     "bos": ("bos_token_id", ""),
     "eos": ("eos_token_id", ""),
     "pad": ("pad_token_id", ""),
@@ -85,7 +95,8 @@ _KEYS: dict[str, tuple[str, str]] = {
     "vision_max_tokens": ("vision_config.max_image_tokens", "vision_max_n_token"),
     "vision_min_pixels": ("vision_config.min_pixels", "vision_min_pixels"),
 }
-# Keys that only one file has, or that may be absent altogether: model.md sections 1.1 and 1.4 ("presence pitfall").
+# Keys that only one file has, or that may be absent altogether: model.md sections 1.1 and 1.4
+# ("presence pitfall").
 _DEFAULTS: dict[str, Any] = {
     "max_position": 1048576,
     "bos": 0,
@@ -184,8 +195,11 @@ class Model:
             raise ConfigError("model configuration does not work: " + "; ".join(problems))
 
     @classmethod
-    def from_config(cls, nested: Mapping[str, Any] | None, flat: Mapping[str, Any] | None = None) -> Model:
-        """Build from the parsed `config.json` and, for keys it lacks, the parsed `inference/config.json`.
+    def from_config(
+        cls, nested: Mapping[str, Any] | None, flat: Mapping[str, Any] | None = None
+    ) -> Model:
+        """Build from the parsed `config.json` and, for keys it lacks, the parsed
+        `inference/config.json`.
 
         Raises:
             ConfigError: naming every key that neither file has, or a value of the wrong type.
@@ -203,7 +217,9 @@ class Model:
             else:
                 values[name] = value
         if missing:
-            raise ConfigError(f"config.json lacks {', '.join(missing)}; was it written for another model?")
+            raise ConfigError(
+                f"config.json lacks {', '.join(missing)}; was it written for another model?"
+            )
         return cls(**{f.name: _typed(f.name, str(f.type), values[f.name]) for f in fields(cls)})
 
     @classmethod
@@ -213,9 +229,13 @@ class Model:
         Raises:
             ConfigError: when neither file is there, one is not JSON, or keys are missing.
         """
-        nested, flat = (_read_json(folder / name) for name in ("config.json", "inference/config.json"))
+        nested, flat = (
+            _read_json(folder / name) for name in ("config.json", "inference/config.json")
+        )
         if nested is None and flat is None:
-            raise ConfigError(f"{folder} holds no config.json: give the folder of an official-layout checkpoint")
+            raise ConfigError(
+                f"{folder} holds no config.json: give the folder of an official-layout checkpoint"
+            )
         return cls.from_config(nested, flat)
 
     # --- which layer does what (model.md section 4.9) ---
@@ -225,7 +245,8 @@ class Model:
         return self.compress_ratios[layer]
 
     def kv_source(self, layer: int) -> int:
-        """The nearest KV source layer at or below `layer`, whose entries it attends to (r > 0 only)."""
+        """The nearest KV source layer at or below `layer`, whose entries it attends to (r > 0
+        only)."""
         return max(s for s in self.kv_sources if s <= layer)
 
     def index_source(self, layer: int) -> int:
@@ -283,8 +304,13 @@ class Model:
         }
         bad = [f"{name} ({size})" for name, size in split.items() if size % world]
         if bad:
-            fits = [w for w in range(1, self.heads + 1) if not any(size % w for size in split.values())]
-            raise WorldError(f"world {world} does not divide {', '.join(bad)}; this model can be split over {fits}")
+            fits = [
+                w for w in range(1, self.heads + 1) if not any(size % w for size in split.values())
+            ]
+            raise WorldError(
+                f"world {world} does not divide {', '.join(bad)}; "
+                f"this model can be split over {fits}"
+            )
 
 
 def _contradictions(m: Model) -> list[str]:
@@ -294,30 +320,62 @@ def _contradictions(m: Model) -> list[str]:
         if not condition:
             bad.append(text)
 
-    need(m.heads % m.o_groups == 0, f"heads {m.heads} are not a multiple of output groups {m.o_groups}")
-    need(m.rope_dim % 2 == 0 and m.rope_dim <= m.head_dim, f"rope dims {m.rope_dim} do not fit head dim {m.head_dim}")
+    need(
+        m.heads % m.o_groups == 0,
+        f"heads {m.heads} are not a multiple of output groups {m.o_groups}",
+    )
+    need(
+        m.rope_dim % 2 == 0 and m.rope_dim <= m.head_dim,
+        f"rope dims {m.rope_dim} do not fit head dim {m.head_dim}",
+    )
     need(m.rope_dim <= m.index_dim, f"rope dims {m.rope_dim} do not fit index dim {m.index_dim}")
     need(
         len(m.compress_ratios) >= m.num_layers + m.draft_stages,
-        f"{len(m.compress_ratios)} compress ratios for {m.num_layers} layers and {m.draft_stages} draft stages",
+        f"{len(m.compress_ratios)} compress ratios for {m.num_layers} layers "
+        f"and {m.draft_stages} draft stages",
     )
-    need(set(m.compress_ratios) <= {0, 1, 2}, f"compress ratios {sorted(set(m.compress_ratios))} beyond 0, 1, 2")
-    need(bool(m.kv_sources) and m.candidate_source in m.index_sources, "the candidate source is no index source")
+    need(
+        set(m.compress_ratios) <= {0, 1, 2},
+        f"compress ratios {sorted(set(m.compress_ratios))} beyond 0, 1, 2",
+    )
+    need(
+        bool(m.kv_sources) and m.candidate_source in m.index_sources,
+        "the candidate source is no index source",
+    )
     need(set(m.kv_sources) <= set(m.index_sources), "a KV source is no index source")
     need(
         (m.candidate_blocks - 1) * m.candidate_block_size + 1 >= m.index_topk,
-        f"{m.candidate_blocks} candidate blocks of {m.candidate_block_size} cannot hold top-k {m.index_topk}",
+        f"{m.candidate_blocks} candidate blocks of {m.candidate_block_size} "
+        f"cannot hold top-k {m.index_topk}",
     )
-    need(len(m.engram_rows) == len(m.engram_layers), "engram layers and table sizes differ in number")
-    need(m.score_function == "sqrtsoftplus", f"gate score {m.score_function!r} is unknown (sqrtsoftplus only)")
+    need(
+        len(m.engram_rows) == len(m.engram_layers), "engram layers and table sizes differ in number"
+    )
+    need(
+        m.score_function == "sqrtsoftplus",
+        f"gate score {m.score_function!r} is unknown (sqrtsoftplus only)",
+    )
     need(m.active_experts <= m.experts, f"top-{m.active_experts} of {m.experts} experts")
-    need(m.draft_active_experts <= m.draft_experts, f"top-{m.draft_active_experts} of {m.draft_experts} draft experts")
-    # Powers of four only: else the official product of the two factors is rounded to bf16 (model.md 4.6).
+    need(
+        m.draft_active_experts <= m.draft_experts,
+        f"top-{m.draft_active_experts} of {m.draft_experts} draft experts",
+    )
+    # Powers of four only: else the official product of the two factors is rounded to bf16 (model.md
+    # 4.6).
     size = m.index_dim * m.index_heads
-    need(size & (size - 1) == 0 and size.bit_length() % 2 == 1, f"index heads x dim {size} is not a power of 4")
-    for name, value in (("hidden", m.hidden), ("head dim", m.head_dim), ("index dim", m.index_dim),
-                        ("q rank", m.q_rank), ("expert width", m.expert_width), ("engram dim", m.engram_dim),
-                        ("output groups x rank", m.o_groups * m.o_rank)):  # fmt: skip
+    need(
+        size & (size - 1) == 0 and size.bit_length() % 2 == 1,
+        f"index heads x dim {size} is not a power of 4",
+    )
+    for name, value in (
+        ("hidden", m.hidden),
+        ("head dim", m.head_dim),
+        ("index dim", m.index_dim),
+        ("q rank", m.q_rank),
+        ("expert width", m.expert_width),
+        ("engram dim", m.engram_dim),
+        ("output groups x rank", m.o_groups * m.o_rank),
+    ):
         need(value % 32 == 0, f"{name} {value} is not a multiple of the quantisation group 32")
     return bad
 
@@ -339,7 +397,11 @@ def _typed(name: str, kind: str, value: Any) -> Any:
         return float(value)
     if kind == "str" and isinstance(value, str):
         return value
-    if kind == "tuple[int, ...]" and isinstance(value, list | tuple) and all(isinstance(v, int) for v in value):
+    if (
+        kind == "tuple[int, ...]"
+        and isinstance(value, list | tuple)
+        and all(isinstance(v, int) for v in value)
+    ):
         return tuple(value)
     raise ConfigError(f"config value {_KEYS[name][0] or name} should be {kind}, got {value!r}")
 

@@ -1,7 +1,9 @@
 """Number formats and quantisers, bit for bit as model.md section 3.1 defines them.
 
-bf16 values travel as float32 arrays whose low 16 bits are zero. Codes are uint8; E2M1 codes are packed two to a byte,
-low nibble = even element. Reductions run in float64 and round once, so that no result depends on how many rows there are.
+bf16 values travel as float32 arrays whose low 16 bits are zero. Codes are uint8; E2M1 codes are
+packed two to a byte,
+low nibble = even element. Reductions run in float64 and round once, so that no result depends on
+how many rows there are.
 """
 
 from __future__ import annotations
@@ -27,23 +29,26 @@ def _e4m3_table() -> F32:
 E4M3: F32 = _e4m3_table()
 E2M1: F32 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 E2M1_PAIRS: F32 = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], axis=1)
-# 2^-127 is a float32 subnormal: shifting the byte into the exponent field would give zero for byte 0.
+# 2^-127 is a float32 subnormal: shifting the byte into the exponent field would give zero for byte
+# 0.
 E8M0: F32 = np.array([2.0 ** (b - 127) for b in range(255)] + [np.nan], np.float32)
 
 
 def to_bf16(x: F32) -> F32:
     """Round float32 to bf16, nearest even; NaN is not expected."""
     bits = np.ascontiguousarray(x).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(
+        0xFFFF0000
+    )
     return rounded.view(np.float32)
 
 
 def round_bf16(x: F64) -> F32:
     """Round float64 to bf16 once (no detour over float32), nearest even."""
     bits = np.ascontiguousarray(x).view(np.uint64)
-    rounded = (bits + np.uint64((1 << 44) - 1) + ((bits >> np.uint64(45)) & np.uint64(1))) & np.uint64(
-        0xFFFFE00000000000
-    )
+    rounded = (
+        bits + np.uint64((1 << 44) - 1) + ((bits >> np.uint64(45)) & np.uint64(1))
+    ) & np.uint64(0xFFFFE00000000000)
     return rounded.view(np.float64).astype(np.float32)
 
 
@@ -62,11 +67,13 @@ def e4m3_encode(x: F32) -> U8:
     magnitude = np.minimum(np.abs(x), np.float32(448))
     exponent = np.maximum((magnitude.view(np.uint32) >> np.uint32(23)).astype(np.int32) - 127, -6)
     steps = np.rint(np.ldexp(magnitude, 3 - exponent)).astype(np.int32)  # 8..16, or 0..8 below 2^-6
-    return ((exponent + 6) * 8 + steps + 128 * np.signbit(x)).astype(np.uint8)
+    codes: U8 = ((exponent + 6) * 8 + steps + 128 * np.signbit(x)).astype(np.uint8)
+    return codes
 
 
 def e2m1_encode(x: F32) -> U8:
-    """Nearest E2M1 code (unpacked), ties to even code, saturating at 6; the sign of zero is kept."""
+    """Nearest E2M1 code (unpacked), ties to even code, saturating at 6; the sign of zero is
+    kept."""
     a = np.abs(x)
     code = (a > 0.25).astype(np.uint8)
     # ">" where a tie goes down to the even code, ">=" where it goes up.
@@ -106,7 +113,7 @@ def _q8_scaled(x: F32) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
     peak = np.maximum(np.abs(grouped).max(axis=-1), np.float32(1e-4)) * np.float32(1 / 448)
     scale = _power_of_two_scale(peak)
     inverse = ((np.uint32(254) - scale) << np.uint32(23)).view(np.float32)
-    return (grouped * inverse[..., None]).view(np.uint32) >> np.uint32(16), scale  # type: ignore[return-value]
+    return (grouped * inverse[..., None]).view(np.uint32) >> np.uint32(16), scale
 
 
 def q8(x: F32) -> tuple[U8, U8]:
@@ -116,9 +123,12 @@ def q8(x: F32) -> tuple[U8, U8]:
 
 
 def fake_q8(x: F32) -> F32:
-    """Q8 and back: the exact bf16 values that an FP8 or FP4 linear multiplies. [..., K] -> [..., K]."""
+    """Q8 and back: the exact bf16 values that an FP8 or FP4 linear multiplies. [..., K] -> [...,
+    K]."""
     index, scale = _q8_scaled(x)
-    return (_E4M3_VALUE_OF_BF16[index] * (scale << np.uint32(23)).view(np.float32)[..., None]).reshape(x.shape)
+    return (
+        _E4M3_VALUE_OF_BF16[index] * (scale << np.uint32(23)).view(np.float32)[..., None]
+    ).reshape(x.shape)
 
 
 def q8_decode(codes: U8, scales: U8) -> F32:
@@ -159,7 +169,8 @@ def qnv4_decode(packed: U8, scales: U8) -> F32:
 def mean_square(x: F32) -> F32:
     """Mean of squares over the last axis, float64 inside, rounded once. [..., K] -> [...]."""
     wide = x.astype(np.float64)
-    return (np.einsum("...k,...k->...", wide, wide) / x.shape[-1]).astype(np.float32)
+    mean: F32 = (np.einsum("...k,...k->...", wide, wide) / x.shape[-1]).astype(np.float32)
+    return mean
 
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:

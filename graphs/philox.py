@@ -1,7 +1,10 @@
-"""Counter-based random numbers: the same (seed, position, step, purpose) gives the same number on every backend.
+"""Counter-based random numbers: the same (seed, position, step, purpose) gives the same number on
+every backend.
 
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Key = the request's seed,
-counter = (position, step, purpose, 0); see architecture.md section 5 for why the step belongs to it.
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Key = the
+request's seed,
+counter = (position, step, purpose, 0); see architecture.md section 5 for why the step belongs to
+it.
 """
 
 from __future__ import annotations
@@ -40,8 +43,10 @@ def philox(key: U64, counter: U32) -> U32:
     return np.stack([a, b, c, d], axis=1).astype(np.uint32)
 
 
-def uniform(seed: U64, position: npt.NDArray[np.int32], step: npt.NDArray[np.int32], purpose: Purpose) -> npt.NDArray[np.float64]:
+def uniform(
+    seed: U64, position: npt.NDArray[np.int32], step: npt.NDArray[np.int32], purpose: Purpose
+) -> npt.NDArray[np.float64]:
     """One number strictly between 0 and 1 for each row: (first word + 1/2) / 2^32. [N]."""
     counter = np.zeros((len(seed), 4), np.uint32)
     counter[:, 0], counter[:, 1], counter[:, 2] = position, step, purpose
-    return (philox(seed, counter)[:, 0] + 0.5) * 2.0**-32
+    return (philox(seed, counter)[:, 0].astype(np.float64) + 0.5) * 2.0**-32

@@ -1,7 +1,9 @@
 """A step as data: named buffers and an ordered list of operations.
 
-Backends interpret a `Plan`; nothing here computes. A plan names every buffer it touches, so dependencies, lifetimes,
-memory and traffic can be derived from it. Nodes are identical on every rank; only shapes are those of one rank.
+Backends interpret a `Plan`; nothing here computes. A plan names every buffer it touches, so
+dependencies, lifetimes,
+memory and traffic can be derived from it. Nodes are identical on every rank; only shapes are those
+of one rank.
 """
 
 from __future__ import annotations
@@ -17,8 +19,18 @@ from blake3 import blake3
 from ultraflash.graphs.errors import PlanError
 
 # Bytes of one element; the quantised weight formats add their scales in `Ref.nbytes`.
-_ELEMENT_BYTES = {"f32": 4.0, "bf16": 2.0, "i32": 4.0, "u32": 4.0, "i64": 8.0, "u64": 8.0, "u8": 1.0,
-                  "fp8": 1.0, "fp4": 0.5, "rows8": 1.0}  # fmt: skip
+_ELEMENT_BYTES = {
+    "f32": 4.0,
+    "bf16": 2.0,
+    "i32": 4.0,
+    "u32": 4.0,
+    "i64": 8.0,
+    "u64": 8.0,
+    "u8": 1.0,
+    "fp8": 1.0,
+    "fp4": 0.5,
+    "rows8": 1.0,
+}
 
 
 class Life(StrEnum):
@@ -32,7 +44,8 @@ class Life(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A named buffer of one rank. `dtype` is a plain type or a weight format (fp8, fp4, rows8) of logical `shape`."""
+    """A named buffer of one rank. `dtype` is a plain type or a weight format (fp8, fp4, rows8) of
+    logical `shape`."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,7 +69,8 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a node must move and compute at least: device memory bytes and multiply-add operations times two."""
+    """What a node must move and compute at least: device memory bytes and multiply-add operations
+    times two."""
 
     nbytes: int
     flops: int
@@ -67,7 +81,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a device needs to run a node: which source, with which buffers in which order, and constants as defines."""
+    """What a device needs to run a node: which source, with which buffers in which order, and
+    constants as defines."""
 
     stem: str
     buffers: tuple[str, ...]
@@ -78,13 +93,16 @@ class Launch:
 class Op:
     """Base of all operations. Fields hold buffers (`Ref`, or None where optional) and constants.
 
-    `reference` takes every field that is not in `OUT`, in field order, and returns the arrays of the `OUT` fields that
+    `reference` takes every field that is not in `OUT`, in field order, and returns the arrays of
+    the `OUT` fields that
     are not None (one array, or a tuple). Arrays of `UPDATES` fields are changed in place.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ("y",)
     UPDATES: ClassVar[tuple[str, ...]] = ()
-    COLLECTIVE: ClassVar[bool] = False  # its reference gets, for each input, the list of all ranks' arrays
+    COLLECTIVE: ClassVar[bool] = (
+        False  # its reference gets, for each input, the list of all ranks' arrays
+    )
 
     @classmethod
     def stem(cls) -> str:
@@ -116,7 +134,11 @@ class Op:
     def launch(self, arch: str) -> Launch:
         """Describe the launch for `arch` ("sm_90a", ...): plain data, no device needed."""
         del arch  # arch-free until an op has a variant for one architecture
-        dims = tuple((f"{name}_{axis}", size) for name, ref in self.refs for axis, size in enumerate(ref.shape))
+        dims = tuple(
+            (f"{name}_{axis}", size)
+            for name, ref in self.refs
+            for axis, size in enumerate(ref.shape)
+        )
         return Launch(self.stem(), tuple(ref.name for _, ref in self.refs), self.constants + dims)
 
     def flops(self) -> int:
@@ -159,7 +181,11 @@ class Plan:
         Raises:
             PlanError: when there are none, or others stand between them.
         """
-        found = [i for i, n in enumerate(self.nodes) if n.label == prefix or n.label.startswith(prefix + ".")]
+        found = [
+            i
+            for i, n in enumerate(self.nodes)
+            if n.label == prefix or n.label.startswith(prefix + ".")
+        ]
         if not found or found != list(range(found[0], found[-1] + 1)):
             raise PlanError(f"plan {self.name} has no contiguous nodes labelled {prefix!r}")
         return slice(found[0], found[-1] + 1)
@@ -185,7 +211,8 @@ class Plan:
         return "\n".join(lines) + "\n"
 
     def digest(self) -> str:
-        """Hash of `text()` and all buffers: equal digests mean the same step over the same memory."""
+        """Hash of `text()` and all buffers: equal digests mean the same step over the same
+        memory."""
         listing = "\n".join(f"{ref} {ref.life}" for ref in self.buffers.values())
         return blake3((self.text() + listing).encode()).hexdigest()
 
@@ -220,7 +247,8 @@ class PlanBuilder:
         """Append a node.
 
         Raises:
-            PlanError: it reads scratch that no earlier node wrote, writes scratch twice, writes a weight, or uses a
+            PlanError: it reads scratch that no earlier node wrote, writes scratch twice, writes a
+            weight, or uses a
                 buffer under two shapes, dtypes or lifetimes.
         """
         for ref in op.reads():
@@ -244,7 +272,14 @@ class PlanBuilder:
         """
         if not self._nodes:
             raise PlanError(f"plan {self.name} has no nodes")
-        return Plan(self.name, self.rows, self.sequences, self.world, tuple(self._nodes), dict(self._buffers))
+        return Plan(
+            self.name,
+            self.rows,
+            self.sequences,
+            self.world,
+            tuple(self._nodes),
+            dict(self._buffers),
+        )
 
     def _know(self, label: str, ref: Ref) -> None:
         known = self._buffers.setdefault(ref.name, ref)

@@ -1,6 +1,8 @@
-"""The configuration of DeepSeek-V4.1-Flash as released: the values of its `config.json` (model.md section 1).
+"""The configuration of DeepSeek-V4.1-Flash as released: the values of its `config.json` (model.md
+section 1).
 
-For plans, counts and benchmarks at full size without the checkpoint. A checkpoint's own file always wins.
+For plans, counts and benchmarks at full size without the checkpoint. A checkpoint's own file always
+wins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Rotary frequencies: float32 values formed in float32, since one ulp of the second is 0.06 rad at a million positions.
+"""Rotary frequencies: float32 values formed in float32, since one ulp of the second is 0.06 rad at
+a million positions.
 
 Source: model.md section 3.4 (plain table; compressed table with YaRN).
 """
@@ -16,7 +17,8 @@ TABLES = ("plain", "compressed")
 
 
 def frequencies(model: Model) -> dict[str, F32]:
-    """Both tables, [rope_dim/2] f32: `plain` for window-only layers, `compressed` for layers with r > 0."""
+    """Both tables, [rope_dim/2] f32: `plain` for window-only layers, `compressed` for layers with r
+    > 0."""
     return {
         "plain": plain_frequencies(model.rope_theta, model.rope_dim),
         "compressed": yarn_frequencies(model),
@@ -24,7 +26,8 @@ def frequencies(model: Model) -> dict[str, F32]:
 
 
 def plain_frequencies(theta: float, dims: int) -> F32:
-    """1 / theta^(2j/dims), the power rounded to float32 correctly (float32 `power` is off by an ulp here and there)."""
+    """1 / theta^(2j/dims), the power rounded to float32 correctly (float32 `power` is off by an ulp
+    here and there)."""
     exponents = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
     power = np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
     return np.float32(1) / power
@@ -42,6 +45,9 @@ def yarn_frequencies(model: Model) -> F32:
 
     low = max(math.floor(turns(model.yarn_beta_fast)), 0)
     high = min(math.ceil(turns(model.yarn_beta_slow)), dims - 1)
-    ramp = (np.arange(dims // 2, dtype=np.float32) - np.float32(low)) / np.float32(max(high - low, 1e-3))
+    ramp = (np.arange(dims // 2, dtype=np.float32) - np.float32(low)) / np.float32(
+        max(high - low, 1e-3)
+    )
     keep = np.float32(1) - np.clip(ramp, 0, 1).astype(np.float32)
-    return base / np.float32(model.yarn_factor) * (np.float32(1) - keep) + base * keep
+    low_part: F32 = base / np.float32(model.yarn_factor) * (np.float32(1) - keep)
+    return low_part + base * keep

@@ -1,7 +1,9 @@
 """Rows of a step: how reference operations find a row's neighbours and its place in state.
 
-A step's rows are ragged over sequences: rows row_start[s] .. row_start[s+1]-1 belong to sequence s and stand at
-consecutive positions. Rows from row_start[-1] on are idle (slot -1): they are computed and thrown away.
+A step's rows are ragged over sequences: rows row_start[s] .. row_start[s+1]-1 belong to sequence s
+and stand at
+consecutive positions. Rows from row_start[-1] on are idle (slot -1): they are computed and thrown
+away.
 """
 
 from __future__ import annotations
@@ -25,12 +27,19 @@ def first_row(row_start: I32, rows: int) -> I64:
 
 
 def looked_back(
-    now: npt.NDArray[Element], ring: npt.NDArray[Element], back: I64, slot: I32, position: I32, row_start: I32
+    now: npt.NDArray[Element],
+    ring: npt.NDArray[Element],
+    back: I64,
+    slot: I32,
+    position: I32,
+    row_start: I32,
 ) -> npt.NDArray[Element]:
-    """What stood `back[n]` positions before each row: from this step's rows, else from the ring of earlier steps.
+    """What stood `back[n]` positions before each row: from this step's rows, else from the ring of
+    earlier steps.
 
     Shapes:
-        now: [T, ...] values of this step's rows; ring: [slots, R, ...]; back: [N]; result: [T, N, ...].
+        now: [T, ...] values of this step's rows; ring: [slots, R, ...]; back: [N]; result: [T, N,
+        ...].
         Positions before 0 give arbitrary (finite) values: the caller masks them.
     """
     rows = np.arange(len(position))
@@ -39,7 +48,10 @@ def looked_back(
     if inside.all():
         return now[here]
     there = (position[:, None] - back[None, :]) & (ring.shape[1] - 1)
-    before = ring[slot[:, None], there]
+    before: npt.NDArray[Element] = ring[slot[:, None], there]
     if not inside.any():
         return before
-    return np.where(inside.reshape(*inside.shape, *(1,) * (now.ndim - 1)), now[here], before)
+    mixed: npt.NDArray[Element] = np.where(
+        inside.reshape(*inside.shape, *(1,) * (now.ndim - 1)), now[here], before
+    )
+    return mixed

@@ -12,7 +12,13 @@ from ultraflash.graphs.plan import PlanBuilder, Ref
 
 
 def scope(
-    name: str, model: Model, rows: int, sequences: int, capacity: Capacity, world: int, round_attention: bool
+    name: str,
+    model: Model,
+    rows: int,
+    sequences: int,
+    capacity: Capacity,
+    world: int,
+    round_attention: bool,
 ) -> Scope:
     """An empty plan with its io buffers.
 
@@ -34,7 +40,22 @@ def last_rows(s: Scope, name: str, x: Ref) -> Ref:
 def sample(s: Scope, logits: Ref) -> None:
     """A token for each sequence from its last row's logits, [S, V]."""
     io, mask = s.io, last_rows(s, "mask", s.io.mask)
-    op = Sample(logits, mask, io.bias_ids, io.bias, io.banned, io.temperature, io.top_p, io.top_k, io.seed,
-                io.next_position, io.step, io.want_logprobs,
-                io.token, io.logprob, io.top_ids, io.top_logprobs)  # fmt: skip
+    op = Sample(
+        logits,
+        mask,
+        io.bias_ids,
+        io.bias,
+        io.banned,
+        io.temperature,
+        io.top_p,
+        io.top_k,
+        io.seed,
+        io.next_position,
+        io.step,
+        io.want_logprobs,
+        io.token,
+        io.logprob,
+        io.top_ids,
+        io.top_logprobs,
+    )
     s.b.add("step_end.sample", op)

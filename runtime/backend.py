@@ -1,4 +1,5 @@
-"""What the engine asks of a backend: compile plans, run them, read and write their buffers by name."""
+"""What the engine asks of a backend: compile plans, run them, read and write their buffers by
+name."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ Array = npt.NDArray[Any]
 
 
 class Runner(Protocol):
-    """One compiled plan. Its io and scratch buffers are its own; state and weights belong to the backend."""
+    """One compiled plan. Its io and scratch buffers are its own; state and weights belong to the
+    backend."""
 
     @property
     def plan(self) -> Plan:
@@ -22,7 +24,8 @@ class Runner(Protocol):
         """Execute the nodes of the plan, or only those of `span`, on every rank."""
 
     def read(self, name: str, rank: int = 0) -> Array:
-        """A buffer's contents as the reference operations see them (bf16 as float32). Not to be written to."""
+        """A buffer's contents as the reference operations see them (bf16 as float32). Not to be
+        written to."""
 
     def write(self, name: str, value: Array) -> None:
         """Replace a buffer's contents on every rank."""
@@ -39,7 +42,8 @@ class Backend(Protocol):
         """Make a plan executable; its state buffers are allocated, zeroed, when first named.
 
         Raises:
-            EngineError: when a weight is missing or misshapen, or a buffer was known with another shape.
+            EngineError: when a weight is missing or misshapen, or a buffer was known with another
+            shape.
         """
 
     def clear_slot(self, slot: int) -> None:

@@ -1,6 +1,7 @@
 """The engine: prompts in, tokens out, one unit of work at a time.
 
-`Engine.step` runs one chunk of the prompt at the head of the queue and one decode step of everything that is running.
+`Engine.step` runs one chunk of the prompt at the head of the queue and one decode step of
+everything that is running.
 It knows ids only: no text, no sockets, no clock but the one that measures.
 """
 
@@ -33,7 +34,9 @@ Progress = Callable[[int, int], None]
 class Engine:
     """One model, its plans, and the conversations on it. Not thread-safe: one thread drives it."""
 
-    def __init__(self, model: Model, backend: Backend, config: RuntimeConfig, checkpoint_digest: str) -> None:
+    def __init__(
+        self, model: Model, backend: Backend, config: RuntimeConfig, checkpoint_digest: str
+    ) -> None:
         """Use `open`."""
         self.model, self._backend, self._config = model, backend, config
         self.max_seq = config.max_seq or model.max_position
@@ -46,7 +49,10 @@ class Engine:
         self._prefilling: Session | None = None
         self._ready: deque[Session] = deque()  # prefilled, waiting for a place among the running
         self._running: list[Session] = []
-        plans = [self._decode_runner(1).plan, *(self._prefill_runner(n).plan for n in config.prefill_chunks)]
+        plans = [
+            self._decode_runner(1).plan,
+            *(self._prefill_runner(n).plan for n in config.prefill_chunks),
+        ]
         self.fingerprint = fingerprint(config, backend, checkpoint_digest, self.max_seq, plans)
 
     @classmethod
@@ -58,12 +64,17 @@ class Engine:
             GraphError: when the configuration or the world does not fit the model.
         """
         if config.max_sequences > MAX_ROWS:
-            raise ConfigError(f"max_sequences {config.max_sequences} is more than the {MAX_ROWS} rows of the widest step")
+            raise ConfigError(
+                f"max_sequences {config.max_sequences} is more than the {MAX_ROWS} rows "
+                f"of the widest step"
+            )
         prepare_cache_dir(config)
         index = CheckpointIndex.open(config.checkpoint)
         model = Model.from_checkpoint(config.checkpoint)
         check_special_ids(config.checkpoint / "tokenizer.json", model)
-        weights = load_weights(index, model, config.world, progress=progress, cache_dir=config.cache_dir)
+        weights = load_weights(
+            index, model, config.world, progress=progress, cache_dir=config.cache_dir
+        )
         backend = NumpyBackend(weights, config.world, config.check)
         engine = cls(model, backend, config, weights_digest(index))
         engine._warm_up()
@@ -78,19 +89,25 @@ class Engine:
         """Queue a request under a key that no live request has.
 
         Raises:
-            RequestError: when it can never run: empty or too long a prompt, ids beyond the vocabulary, no token wanted.
+            RequestError: when it can never run: empty or too long a prompt, ids beyond the
+            vocabulary, no token wanted.
         """
         limit, vocab = self.max_seq, self.model.vocab
         if not request.ids:
             raise RequestError("ids", "the prompt is empty: send at least one token")
         if len(request.ids) >= limit:
-            raise RequestError("ids", f"the prompt has {len(request.ids)} tokens, maximum context length is {limit} "
-                                      f"tokens: shorten it to {limit - 1} at most")  # fmt: skip
+            raise RequestError(
+                "ids",
+                f"the prompt has {len(request.ids)} tokens, maximum context length is {limit} "
+                f"tokens: shorten it to {limit - 1} at most",
+            )
         bad = next((i for i in request.ids if not 0 <= i < vocab), None)
         if bad is not None:
             raise RequestError("ids", f"token id {bad} is outside the vocabulary of {vocab}")
         if request.max_tokens < 1:
-            raise RequestError("max_tokens", f"max_tokens must be at least 1, got {request.max_tokens}")
+            raise RequestError(
+                "max_tokens", f"max_tokens must be at least 1, got {request.max_tokens}"
+            )
         self._queue.append((key, request))
 
     def cancel(self, key: str) -> None:
@@ -101,7 +118,8 @@ class Engine:
                 self._retire(session)
 
     def step(self) -> list[Step]:
-        """One decode step of all running sequences, then one chunk of the prompt whose turn it is."""
+        """One decode step of all running sequences, then one chunk of the prompt whose turn it
+        is."""
         return self._decode_once() + self._prefill_once()
 
     def close(self) -> None:
@@ -115,7 +133,9 @@ class Engine:
     def _prefill_once(self) -> list[Step]:
         if self._prefilling is None and self._queue and self._free:
             key, request = self._queue.popleft()
-            self._prefilling = Session.start(key, request, self._free.pop(0), self.model.eos, self.max_seq)
+            self._prefilling = Session.start(
+                key, request, self._free.pop(0), self.model.eos, self.max_seq
+            )
         session = self._prefilling
         if session is None:
             return []
@@ -134,7 +154,13 @@ class Engine:
 
     def _prefill_runner(self, rows: int) -> Runner:
         if rows not in self._prefill:
-            plan = build_prefill(self.model, rows, self._capacity, world=self._backend.world, round_attention=self._rounds)
+            plan = build_prefill(
+                self.model,
+                rows,
+                self._capacity,
+                world=self._backend.world,
+                round_attention=self._rounds,
+            )
             self._prefill[rows] = self._compile(plan)
         return self._prefill[rows]
 
@@ -152,12 +178,20 @@ class Engine:
         for session in sessions:
             session.done += 1
             session.steps += 1
-        return [self._deliver(s, token, decode_ms) for s, token in zip(sessions, tokens, strict=True)]
+        return [
+            self._deliver(s, token, decode_ms) for s, token in zip(sessions, tokens, strict=True)
+        ]
 
     def _decode_runner(self, sequences: int) -> Runner:
         if sequences not in self._decode:
-            plan = build_decode(self.model, sequences, sequences, self._capacity, world=self._backend.world,
-                                round_attention=self._rounds)  # fmt: skip
+            plan = build_decode(
+                self.model,
+                sequences,
+                sequences,
+                self._capacity,
+                world=self._backend.world,
+                round_attention=self._rounds,
+            )
             self._decode[sequences] = self._compile(plan)
         return self._decode[sequences]
 
@@ -186,7 +220,9 @@ class Engine:
         if finish:
             self._retire(session)
         tokens = () if finish == "stop" else (token,)
-        return Step(session.key, tokens, finish, session.prompt_tokens, 0, session.prefill_ms, decode_ms)
+        return Step(
+            session.key, tokens, finish, session.prompt_tokens, 0, session.prefill_ms, decode_ms
+        )
 
     def _live(self) -> list[Session]:
         return [*self._running, *self._ready, *([self._prefilling] if self._prefilling else [])]
@@ -201,7 +237,8 @@ class Engine:
         self._free.append(session.slot)
 
     def _warm_up(self) -> None:
-        """A prompt and a decode step, so that ready means ready; the slot's contents are overwritten by position."""
+        """A prompt and a decode step, so that ready means ready; the slot's contents are
+        overwritten by position."""
         self.submit("warm-up", Generation((self.model.bos,), max_tokens=2, ignore_eos=True))
         while self.has_work:
             self.step()

@@ -14,9 +14,14 @@ from ultraflash.runtime.config import RuntimeConfig
 
 
 def fingerprint(
-    config: RuntimeConfig, backend: Backend, checkpoint_digest: str, max_seq: int, plans: Sequence[Plan]
+    config: RuntimeConfig,
+    backend: Backend,
+    checkpoint_digest: str,
+    max_seq: int,
+    plans: Sequence[Plan],
 ) -> str:
-    """Hash over everything that decides the bits of a cache: weights, tokenizer, plans, world, backend, switches."""
+    """Hash over everything that decides the bits of a cache: weights, tokenizer, plans, world,
+    backend, switches."""
     tokenizer = config.checkpoint / "tokenizer.json"
     facts = {
         "weights": checkpoint_digest,

@@ -1,6 +1,8 @@
-"""The NumPy backend: walks a plan's nodes and calls each operation's `reference`, for all ranks in one process.
+"""The NumPy backend: walks a plan's nodes and calls each operation's `reference`, for all ranks in
+one process.
 
-It knows no operation. bf16 buffers are float32 arrays, quantised weights exact float64 matrices (see weights/load.py).
+It knows no operation. bf16 buffers are float32 arrays, quantised weights exact float64 matrices
+(see weights/load.py).
 """
 
 from __future__ import annotations
@@ -16,8 +18,15 @@ from ultraflash.runtime.backend import Array
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.weights.load import Weights
 
-_DTYPES = {"bf16": np.float32, "f32": np.float32, "i32": np.int32, "u32": np.uint32, "i64": np.int64,
-           "u64": np.uint64, "u8": np.uint8}  # fmt: skip
+_DTYPES = {
+    "bf16": np.float32,
+    "f32": np.float32,
+    "i32": np.int32,
+    "u32": np.uint32,
+    "i64": np.int64,
+    "u64": np.uint64,
+    "u8": np.uint8,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +41,12 @@ class _Call:
 
 
 class NumpyBackend:
-    """Implements `Backend` on the CPU. State is [slots, ...] for every rank; all ranks hold all global KV."""
+    """Implements `Backend` on the CPU. State is [slots, ...] for every rank; all ranks hold all
+    global KV."""
 
     def __init__(self, weights: Weights, world: int = 1, check: bool = False) -> None:
-        """Keep the weights; with `check` every node's results are examined (shape, type, NaN, bf16 bits)."""
+        """Keep the weights; with `check` every node's results are examined (shape, type, NaN, bf16
+        bits)."""
         self.weights, self.world, self.check = weights, world, check
         self._state: list[dict[str, Array]] = [{} for _ in range(world)]
 
@@ -46,7 +57,9 @@ class NumpyBackend:
             DeviceError: when the plan is for another world, or a buffer does not fit what is there.
         """
         if plan.world != self.world:
-            raise DeviceError(f"plan {plan.name} is for world {plan.world}, this backend has {self.world} ranks")
+            raise DeviceError(
+                f"plan {plan.name} is for world {plan.world}, this backend has {self.world} ranks"
+            )
         return NumpyRunner(self, plan)
 
     def clear_slot(self, slot: int) -> None:
@@ -61,7 +74,9 @@ class NumpyBackend:
         if array is None:
             array = self._state[rank][ref.name] = np.zeros(ref.shape, _DTYPES[ref.dtype])
         if array.shape != ref.shape:
-            raise DeviceError(f"state {ref} exists with shape {array.shape}: all plans need the same capacity")
+            raise DeviceError(
+                f"state {ref} exists with shape {array.shape}: all plans need the same capacity"
+            )
         return array
 
     def weight(self, ref: Ref, rank: int) -> Any:
@@ -169,6 +184,8 @@ def _examine(node: Node, ref: Ref, value: Array) -> None:
     if value.shape != ref.shape or value.dtype != _DTYPES[ref.dtype]:
         raise DeviceError(f"{where} with shape {value.shape} and type {value.dtype}")
     if value.dtype.kind == "f" and np.isnan(value).any():
-        raise DeviceError(f"{where} with NaN in {int(np.isnan(value).sum())} of {value.size} places")
+        raise DeviceError(
+            f"{where} with NaN in {int(np.isnan(value).sum())} of {value.size} places"
+        )
     if ref.dtype == "bf16" and (np.ascontiguousarray(value).view(np.uint32) & 0xFFFF).any():
         raise DeviceError(f"{where} with values that are not bf16")

@@ -1,7 +1,9 @@
 """The engine opened up for tests: run sequences, force single layers, read every buffer.
 
-What `tools/check_golden` and an independent comparer drive. A probe runs the plans that the engine runs, on the same
-backend; it has no request handling and no sampling. Single parts (quantisers, tables, gate) are in `probe_parts.py`.
+What `tools/check_golden` and an independent comparer drive. A probe runs the plans that the engine
+runs, on the same
+backend; it has no request handling and no sampling. Single parts (quantisers, tables, gate) are in
+`probe_parts.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _RUNNERS = 12
 
 @dataclass
 class ProbeState:
-    """One sequence: where it lives, how many rows are committed, and the rows of the call under way."""
+    """One sequence: where it lives, how many rows are committed, and the rows of the call under
+    way."""
 
     slot: int
     length: int = 0
@@ -42,19 +45,34 @@ class ProbeState:
 
 
 class Probe(ProbeParts):
-    """A checkpoint ready to be looked into. bf16 values are float32 arrays; rank 0's view of every buffer."""
+    """A checkpoint ready to be looked into. bf16 values are float32 arrays; rank 0's view of every
+    buffer."""
 
-    def __init__(self, model: Model, backend: NumpyBackend, tokenizer: Tokenizer, max_seq: int, bf16_weights: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        backend: NumpyBackend,
+        tokenizer: Tokenizer,
+        max_seq: int,
+        bf16_weights: bool,
+    ) -> None:
         """Use `open`."""
         super().__init__(model, backend, tokenizer)
         self._capacity = Capacity(_SLOTS, max_seq)
         self._bf16_weights = bf16_weights
         self._runners: OrderedDict[int, Runner] = OrderedDict()
-        self._slots: OrderedDict[int, ProbeState | None] = OrderedDict((i, None) for i in range(_SLOTS))
+        self._slots: OrderedDict[int, ProbeState | None] = OrderedDict(
+            (i, None) for i in range(_SLOTS)
+        )
 
     @classmethod
     def open(
-        cls, checkpoint: Path, backend: str = "numpy", world: int = 1, max_seq: int = 512, attention_weights: str = "bf16"
+        cls,
+        checkpoint: Path,
+        backend: str = "numpy",
+        world: int = 1,
+        max_seq: int = 512,
+        attention_weights: str = "bf16",
     ) -> Probe:
         """Load a checkpoint.
 
@@ -68,7 +86,13 @@ class Probe(ProbeParts):
         model = Model.from_checkpoint(checkpoint)
         weights = load_weights(CheckpointIndex.open(checkpoint), model, world)
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-        return cls(model, NumpyBackend(weights, world, check=True), tokenizer, max_seq, attention_weights == "bf16")
+        return cls(
+            model,
+            NumpyBackend(weights, world, check=True),
+            tokenizer,
+            max_seq,
+            attention_weights == "bf16",
+        )
 
     # --- sequences ---
 
@@ -85,7 +109,8 @@ class Probe(ProbeParts):
         return self._logits(runner)
 
     def rollback(self, state: ProbeState, length: int) -> None:
-        """Forget all rows from position `length` on: state is addressed by position, so only the number changes.
+        """Forget all rows from position `length` on: state is addressed by position, so only the
+        number changes.
 
         Raises:
             DeviceError: further back than the rings reach.
@@ -93,7 +118,9 @@ class Probe(ProbeParts):
         self._alive(state)
         back = state.length - length
         if not 0 <= back <= 2 * MAX_ROWS:
-            raise DeviceError(f"cannot roll back {back} rows: rings reach back {2 * MAX_ROWS} beyond the window")
+            raise DeviceError(
+                f"cannot roll back {back} rows: rings reach back {2 * MAX_ROWS} beyond the window"
+            )
         state.length = length
 
     def trace(self, ids: Sequence[int]) -> dict[str, Array]:
@@ -101,7 +128,10 @@ class Probe(ProbeParts):
         state, _ = self.prefill(ids)
         runner = self._runner(len(ids))
         del state
-        found = {f"L{n}.expert_ids": runner.read(f"L{n}.ffn.expert_ids") for n in range(self.model.num_layers)}
+        found = {
+            f"L{n}.expert_ids": runner.read(f"L{n}.ffn.expert_ids")
+            for n in range(self.model.num_layers)
+        }
         found |= {f"L{n}.sel": runner.read(f"L{n}.attn.sel") for n in self.model.index_sources}
         entries = len(ids) // self.model.ratio(self.model.candidate_source)
         return found | {"pool": self._pool_mask(runner, entries)}
@@ -133,7 +163,8 @@ class Probe(ProbeParts):
     ) -> dict[str, Array]:
         """Run one layer of the call under way, its Engram included, from a given stream.
 
-        Attention uses `sel`, at index sources too; the layer's own choice comes back as `sel`. Keys: see
+        Attention uses `sel`, at index sources too; the layer's own choice comes back as `sel`.
+        Keys: see
         `tools/golden/probe.py`.
         """
         self._alive(state)
@@ -155,12 +186,15 @@ class Probe(ProbeParts):
         """`head_in` [T, D] and `logits` [T, V] of a given stream that leaves the last layer."""
         self._alive(state)
         assert state.runner is not None
-        self._put_streams(state.runner, self.model.num_layers, f"L{self.model.num_layers - 1}", stream, pre)
+        self._put_streams(
+            state.runner, self.model.num_layers, f"L{self.model.num_layers - 1}", stream, pre
+        )
         state.runner.run(state.runner.plan.span("head"))
         return {"head_in": state.runner.read("head.in"), "logits": self._logits(state.runner)}
 
     def caches(self, state: ProbeState) -> dict[str, Array]:
-        """What all rows so far left, those of a forced call under way included, de-quantised; keys as in the vectors."""
+        """What all rows so far left, those of a forced call under way included, de-quantised; keys
+        as in the vectors."""
         self._alive(state)
         assert state.runner is not None
         runner, model, length = state.runner, self.model, state.length + len(state.pending)
@@ -198,8 +232,14 @@ class Probe(ProbeParts):
     def _runner(self, rows: int) -> Runner:
         runner = self._runners.pop(rows, None)
         if runner is None:
-            plan = build_decode(self.model, rows, 1, self._capacity, world=self.backend.world,
-                                round_attention=self._bf16_weights)  # fmt: skip
+            plan = build_decode(
+                self.model,
+                rows,
+                1,
+                self._capacity,
+                world=self.backend.world,
+                round_attention=self._bf16_weights,
+            )
             runner = self.backend.compile(plan)
             write_constants(runner)
         self._runners[rows] = runner
@@ -211,31 +251,45 @@ class Probe(ProbeParts):
         self._alive(state)
         end = state.length + len(ids)
         if end > self._capacity.max_seq:
-            raise DeviceError(f"{end} positions are more than the {self._capacity.max_seq} this probe was opened for")
+            raise DeviceError(
+                f"{end} positions are more than the {self._capacity.max_seq} "
+                f"this probe was opened for"
+            )
         state.runner = self._runner(len(ids))
         write_step(state.runner, [Part(state.slot, state.length, ids)])
         return state.runner
 
     def _start_forced(self, state: ProbeState, ids: Sequence[int]) -> None:
-        # A runner of its own: a forced call spans several method calls, others may run the same plan in between.
+        # A runner of its own: a forced call spans several method calls, others may run the same
+        # plan in between.
         self._runners.pop(len(ids), None)
         runner = self._start(state, ids)
         self._runners.pop(len(ids), None)
         state.pending = tuple(ids)
         runner.run(runner.plan.span("step"))
 
-    def _put_streams(self, runner: Runner, layer: int, source: str, stream: F32 | None, pre: F32 | None) -> None:
+    def _put_streams(
+        self, runner: Runner, layer: int, source: str, stream: F32 | None, pre: F32 | None
+    ) -> None:
         names = ("embed.x", "embed.pre") if layer == 0 else (f"{source}.X", f"{source}.ffn.pre")
         for name, value in zip(names, (stream, pre), strict=True):
             if value is not None:
                 runner.write(name, value)
 
-    def _layer_values(self, state: ProbeState, runner: Runner, layer: int, own: Array | None) -> dict[str, Array]:
+    def _layer_values(
+        self, state: ProbeState, runner: Runner, layer: int, own: Array | None
+    ) -> dict[str, Array]:
         model, label = self.model, f"L{layer}"
         names = {
-            "attn_in": "attn_in", "attn_out": "attn_out", "ffn_in": "ffn_in", "ffn_out": "ffn_out", "X": "X",
-            "pre": "ffn.pre", "expert_ids": "ffn.expert_ids", "expert_w": "ffn.expert_w",
-        }  # fmt: skip
+            "attn_in": "attn_in",
+            "attn_out": "attn_out",
+            "ffn_in": "ffn_in",
+            "ffn_out": "ffn_out",
+            "X": "X",
+            "pre": "ffn.pre",
+            "expert_ids": "ffn.expert_ids",
+            "expert_w": "ffn.expert_w",
+        }
         if layer in model.engram_layers:
             names |= {"engram_X": "engram.x", "engram_kv": "engram.kv", "hash": "engram.rows"}
         if layer in model.index_sources and own is None:
@@ -246,7 +300,9 @@ class Probe(ProbeParts):
         end = state.length + len(state.pending)
         if layer in model.kv_sources:
             position = np.arange(state.length, end)
-            found["latent"] = runner.read(f"{label}.attn.latent")[(position + 1) % model.ratio(layer) == 0]
+            found["latent"] = runner.read(f"{label}.attn.latent")[
+                (position + 1) % model.ratio(layer) == 0
+            ]
         if layer in model.index_sources:
             found["index_scores"] = self._scores(runner, layer, end // model.ratio(layer))
         return found
@@ -259,11 +315,15 @@ class Probe(ProbeParts):
         return scores
 
     def _pool_mask(self, runner: Runner, entries: int) -> Array:
-        pool, size = runner.read(f"L{self.model.candidate_source}.attn.pool"), self.model.candidate_block_size
+        pool, size = (
+            runner.read(f"L{self.model.candidate_source}.attn.pool"),
+            self.model.candidate_block_size,
+        )
         blocks = np.arange(entries) // size
         inside = (pool[:, :, None] == blocks).any(axis=1)
         reach = (runner.read("io.position") + 1) // self.model.ratio(self.model.candidate_source)
-        return (inside & (np.arange(entries) < reach[:, None])).astype(np.uint8)
+        mask: Array = (inside & (np.arange(entries) < reach[:, None])).astype(np.uint8)
+        return mask
 
     def _window(self, runner: Runner, slot: int, layer: int, length: int) -> F32:
         codes, scales = (runner.read(f"L{layer}.attn.ring_{n}")[slot] for n in ("codes", "scales"))

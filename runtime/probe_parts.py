@@ -1,4 +1,5 @@
-"""Single parts of the model, called as the plans call them: the half of a probe that needs no sequence."""
+"""Single parts of the model, called as the plans call them: the half of a probe that needs no
+sequence."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _QUANTISERS = {"q8": (q8, q8_decode), "qmx4": (qmx4, qmx4_decode), "qnv4": (qnv4
 
 
 class ProbeParts:
-    """Quantisers, tables, hashes, gate and mixes. `full` means the release's constants, `tiny` this checkpoint's."""
+    """Quantisers, tables, hashes, gate and mixes. `full` means the release's constants, `tiny` this
+    checkpoint's."""
 
     def __init__(self, model: Model, backend: NumpyBackend, tokenizer: Tokenizer) -> None:
         """Keep what the parts read."""
@@ -38,11 +40,14 @@ class ProbeParts:
         """Codes (packed if FP4), scale bytes and values of kind `q8`, `qmx4` or `qnv4`."""
         quantise, decode = _QUANTISERS[kind]
         codes, scales = quantise(x)
-        with np.errstate(over="ignore"):  # groups near the largest bf16 overflow when decoded, by definition
+        with np.errstate(
+            over="ignore"
+        ):  # groups near the largest bf16 overflow when decoded, by definition
             return codes, scales, decode(codes, scales)
 
     def rope_table(self, table: str, positions: Array) -> tuple[F32, F32, F32]:
-        """Frequencies [pairs], cosines and sines [rows, pairs] of `plain` or `compressed`; `tiny_*`: this model's."""
+        """Frequencies [pairs], cosines and sines [rows, pairs] of `plain` or `compressed`;
+        `tiny_*`: this model's."""
         model = self.model if table.startswith("tiny_") else release_model()
         freq = rotary.frequencies(model)[table.removeprefix("tiny_")]
         return freq, *RopeTable.reference(positions.astype(np.int32), freq, 0)
@@ -59,9 +64,13 @@ class ProbeParts:
         compressed = np.where(np.asarray(live) > 0, compressed, DEAD)
         back = np.arange(model.engram_max_order)
         position = np.arange(len(ids))[:, None]
-        grams = live_grams(compressed[np.maximum(position - back, 0)], back > position, self._pad(which))
+        grams = live_grams(
+            compressed[np.maximum(position - back, 0)], back > position, self._pad(which)
+        )
         layers = engram_hashes(model).values()
-        return np.stack([hash_rows(grams, h.multipliers, h.primes, h.offsets) for h in layers], axis=1)
+        return np.stack(
+            [hash_rows(grams, h.multipliers, h.primes, h.offsets) for h in layers], axis=1
+        )
 
     def engram_constants(self, which: str) -> dict[str, Any]:
         """`primes` [layers, orders, heads], `offsets`, `multipliers`, `pad_compressed_id`."""
@@ -88,15 +97,22 @@ class ProbeParts:
         """A layer's attention mix: `pre`, `post`, `comb`; `collapse` by that pre; `expand` of y."""
         m, host = self.model, self.backend.weights.host
         fn, scale, base = (host(f"layers.{layer}.hc_attn_{n}") for n in ("fn", "scale", "base"))
-        pre, post, comb = HcMix.reference(stream, fn, scale, base, m.sinkhorn_iters, m.hc_eps, m.norm_eps)
-        collapsed, expanded = HcCollapse.reference(stream, pre), HcExpand.reference(y, stream, post, comb)
+        pre, post, comb = HcMix.reference(
+            stream, fn, scale, base, m.sinkhorn_iters, m.hc_eps, m.norm_eps
+        )
+        collapsed, expanded = (
+            HcCollapse.reference(stream, pre),
+            HcExpand.reference(y, stream, post, comb),
+        )
         return {"pre": pre, "post": post, "comb": comb, "collapse": collapsed, "expand": expanded}
 
     def gate(
         self, x: F32, weight: F32, bias: F32, bias_vl: F32, is_image: Array, k: int, scale: float
     ) -> tuple[I32, F32]:
         """Expert ids (ascending) and weights, [T, k]."""
-        return Gate.reference(x, weight.astype(np.float64), bias, bias_vl, is_image.astype(np.int32), k, scale)
+        return Gate.reference(
+            x, weight.astype(np.float64), bias, bias_vl, is_image.astype(np.int32), k, scale
+        )
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of a string, control tokens included, nothing added."""
@@ -106,5 +122,10 @@ class ProbeParts:
         return release_model() if which == "full" else self.model
 
     def _pad(self, which: str) -> int:
-        # The release maps its pad token to itself (model.md 4.3: cid[2] = 2); its tokenizer is not needed for that.
-        return release_model().engram_pad if which == "full" else int(self.token_map()[self.model.engram_pad])
+        # The release maps its pad token to itself (model.md 4.3: cid[2] = 2); its tokenizer is not
+        # needed for that.
+        return (
+            release_model().engram_pad
+            if which == "full"
+            else int(self.token_map()[self.model.engram_pad])
+        )

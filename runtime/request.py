@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 are off; `seed` None draws one."""
+    """How tokens are chosen. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 are off; `seed` None
+    draws one."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -17,7 +18,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A prompt to continue. `stop_ids` None means the model's EOS; EOS cannot come before `min_tokens`."""
+    """A prompt to continue. `stop_ids` None means the model's EOS; EOS cannot come before
+    `min_tokens`."""
 
     ids: tuple[int, ...]
     max_tokens: int
@@ -31,7 +33,8 @@ class Generation:
 class Step:
     """What one unit of work did for one request.
 
-    `tokens` never holds a stop id; a finished step may have none. `finish` is None, "stop" or "length".
+    `tokens` never holds a stop id; a finished step may have none. `finish` is None, "stop" or
+    "length".
     """
 
     key: str

@@ -1,4 +1,5 @@
-"""One conversation on the device: its slot, how far it has been processed, and how its next token is chosen.
+"""One conversation on the device: its slot, how far it has been processed, and how its next token
+is chosen.
 
 Everything that a rollback must undo is a number here; the tensors are addressed by position.
 """
@@ -46,7 +47,8 @@ class Session:
 
     @property
     def waiting(self) -> int:
-        """Positions that are known but not processed: the rest of the prompt, or the token sampled last."""
+        """Positions that are known but not processed: the rest of the prompt, or the token sampled
+        last."""
         return len(self.ids) - self.done
 
     def part(self, rows: int) -> Part:
@@ -54,13 +56,21 @@ class Session:
         ids = self.ids[self.done : self.done + rows]
         how = self.request.sampling
         ban_eos = self.request.ignore_eos or self.generated < self.request.min_tokens
-        draw = Draw(how.temperature, how.top_p, how.top_k, self.seed, self.steps, self.eos if ban_eos else -1)
+        draw = Draw(
+            how.temperature,
+            how.top_p,
+            how.top_k,
+            self.seed,
+            self.steps,
+            self.eos if ban_eos else -1,
+        )
         return Part(self.slot, self.done, ids, draw)
 
     def accept(self, token: int) -> str | None:
         """Take the token sampled behind the last position; the reason to stop, if there is one.
 
-        A stop id is not kept. With `ignore_eos`, EOS is banned while sampling, so only other stop ids can come.
+        A stop id is not kept. With `ignore_eos`, EOS is banned while sampling, so only other stop
+        ids can come.
         """
         stops = self.request.stop_ids
         if token in (frozenset({self.eos}) if stops is None else stops):

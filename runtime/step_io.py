@@ -27,7 +27,8 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One sequence's rows in a step: `ids` stand at positions `start`, `start + 1`, ... of `slot`."""
+    """One sequence's rows in a step: `ids` stand at positions `start`, `start + 1`, ... of
+    `slot`."""
 
     slot: int
     start: int
@@ -47,14 +48,24 @@ def write_step(runner: Runner, parts: Sequence[Part]) -> None:
         ids[at:end], slot[at:end] = part.ids, part.slot
         position[at:end] = np.arange(part.start, part.start + len(part.ids))
         row_start[number + 1 :] = at = end
-    for name, value in (("ids", ids), ("position", position), ("slot", slot), ("row_start", row_start)):
+    for name, value in (
+        ("ids", ids),
+        ("position", position),
+        ("slot", slot),
+        ("row_start", row_start),
+    ):
         runner.write(f"io.{name}", value)
     _write_draws(runner, parts)
 
 
 def write_constants(runner: Runner) -> None:
     """What a step without constraints never changes: everything allowed, no bias, no image."""
-    fill = {"mask": (0xFFFFFFFF, np.uint32), "bias_ids": (-1, np.int32), "bias": (0, np.float32), "is_image": (0, np.int32)}
+    fill = {
+        "mask": (0xFFFFFFFF, np.uint32),
+        "bias_ids": (-1, np.int32),
+        "bias": (0, np.float32),
+        "is_image": (0, np.int32),
+    }
     for name, (value, dtype) in fill.items():
         runner.write(f"io.{name}", np.full(runner.plan.buffers[f"io.{name}"].shape, value, dtype))
 
@@ -64,6 +75,13 @@ def _write_draws(runner: Runner, parts: Sequence[Part]) -> None:
     next_position = np.zeros(len(draws), np.int32)
     next_position[: len(parts)] = [p.start + len(p.ids) for p in parts]
     runner.write("io.next_position", next_position)
-    for name, dtype in (("temperature", np.float32), ("top_p", np.float32), ("top_k", np.int32), ("seed", np.uint64),
-                        ("step", np.int32), ("banned", np.int32), ("want_logprobs", np.int32)):  # fmt: skip
+    for name, dtype in (
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("top_k", np.int32),
+        ("seed", np.uint64),
+        ("step", np.int32),
+        ("banned", np.int32),
+        ("want_logprobs", np.int32),
+    ):
         runner.write(f"io.{name}", np.array([getattr(d, name) for d in draws], dtype))

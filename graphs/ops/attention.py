@@ -15,30 +15,40 @@ _KEY_GROUP = 64  # keys that the model authors' kernel takes at once
 
 
 def softmax_values(logits: F32, keys: F64, sink: F32) -> F32:
-    """sum_n w_n K_n / (sum_n w_n + exp(sink - max)), weights in fp32. [T, H, N], [T, N, E], [H] -> [T, H, E] f32."""
+    """sum_n w_n K_n / (sum_n w_n + exp(sink - max)), weights in fp32.
+
+    Shapes:
+        logits: [T, H, N] f32; keys: [T, N, E]; sink: [H]; result: [T, H, E] f32.
+    """
     peak = logits.max(axis=-1, keepdims=True)
     weight = np.exp(logits - peak).astype(np.float64)
     total = weight.sum(axis=-1, keepdims=True) + np.exp(sink[:, None] - peak)
-    return ((weight @ keys) / total).astype(np.float32)
+    mixed: F32 = ((weight @ keys) / total).astype(np.float32)
+    return mixed
 
 
 def softmax_values_bf16(logits: F32, keys: F64, sink: F32) -> F32:
-    """The same, with weights rounded to bf16 in 64-key groups relative to the running maximum, as the authors' kernel
-    does for the value product; the denominator keeps fp32 weights. For close comparison in tests.
-    """  # noqa: D205
+    """The same with weights rounded to bf16, for close comparison in tests.
+
+    As in the model authors' kernel, weights are relative to the running maximum of 64-key groups;
+    only the value product sees them rounded, the denominator keeps fp32.
+    """
     peak = np.full((*logits.shape[:2], 1), -np.inf, np.float32)
     values = np.zeros((*logits.shape[:2], keys.shape[2]))
     total = np.zeros((*logits.shape[:2], 1))
     for start in range(0, logits.shape[2], _KEY_GROUP):
         group = slice(start, start + _KEY_GROUP)
         # A finite floor: a group without any valid key must not make -inf - -inf.
-        new_peak = np.maximum(np.maximum(peak, logits[..., group].max(axis=-1, keepdims=True)), np.float32(-1e30))
+        new_peak = np.maximum(
+            np.maximum(peak, logits[..., group].max(axis=-1, keepdims=True)), np.float32(-1e30)
+        )
         weight = np.exp(logits[..., group] - new_peak)
         keep = np.exp(peak - new_peak)
         values = values * keep + to_bf16(weight).astype(np.float64) @ keys[:, group]
         total = total * keep + weight.sum(axis=-1, keepdims=True, dtype=np.float64)
         peak = new_peak
-    return (values / (total + np.exp(sink[:, None] - peak))).astype(np.float32)
+    mixed: F32 = (values / (total + np.exp(sink[:, None] - peak))).astype(np.float32)
+    return mixed
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,10 @@ class Attention(Op):
 
     Shapes:
         q: [T, H, E] bf16; codes: [T, E] u8; scales: [T, E/32] u8; ring_codes: [slots, R, E] u8;
-        ring_scales: [slots, R, E/32] u8; main_codes: [slots, entries, E/2] u8; main_scales: [slots, entries, E/16] u8;
-        sel: [T, k] i32, -1 = none; sink: [H] f32; cos, sin: [T, rope/2] f32; slot, position: [T] i32;
+        ring_scales: [slots, R, E/32] u8; main_codes: [slots, entries, E/2] u8; main_scales: [slots,
+        entries, E/16] u8;
+        sel: [T, k] i32, -1 = none; sink: [H] f32; cos, sin: [T, rope/2] f32; slot, position: [T]
+        i32;
         row_start: [S+1] i32; y: [T, H*E] bf16. main_* and sel are absent in layers of ratio 0.
     """
 
@@ -74,11 +86,25 @@ class Attention(Op):
 
     @staticmethod
     def reference(
-        q: F32, codes: U8, scales: U8, ring_codes: U8, ring_scales: U8,
-        main_codes: U8 | None, main_scales: U8 | None, sel: I32 | None,
-        sink: F32, cos: F32, sin: F32, slot: I32, position: I32, row_start: I32, window: int, round_weights: bool,
-    ) -> F32:  # fmt: skip
-        """Each row is a product of its own: shapes, and so bits, do not depend on the number of rows."""
+        q: F32,
+        codes: U8,
+        scales: U8,
+        ring_codes: U8,
+        ring_scales: U8,
+        main_codes: U8 | None,
+        main_scales: U8 | None,
+        sel: I32 | None,
+        sink: F32,
+        cos: F32,
+        sin: F32,
+        slot: I32,
+        position: I32,
+        row_start: I32,
+        window: int,
+        round_weights: bool,
+    ) -> F32:
+        """Each row is a product of its own: shapes, and so bits, do not depend on the number of
+        rows."""
         back = np.arange(window - 1, -1, -1)
         keys = q8_decode(
             looked_back(codes, ring_codes, back, slot, position, row_start),
@@ -91,7 +117,9 @@ class Attention(Op):
             valid = np.concatenate([valid, sel >= 0], axis=1)
         wide = keys.astype(np.float64)
         dots = (q.astype(np.float64) @ wide.transpose(0, 2, 1)).astype(np.float32)
-        logits = np.where(valid[:, None, :], dots * np.float32(q.shape[2] ** -0.5), np.float32(-np.inf))
+        logits = np.where(
+            valid[:, None, :], dots * np.float32(q.shape[2] ** -0.5), np.float32(-np.inf)
+        )
         mixed = (softmax_values_bf16 if round_weights else softmax_values)(logits, wide, sink)
         return rotate(to_bf16(mixed), cos, -sin).reshape(len(q), -1)
 

@@ -13,10 +13,12 @@ from ultraflash.graphs.rows import I32
 
 @dataclass(frozen=True)
 class CandidatePool(Op):
-    """The best blocks by their best reachable score, the newest block always among them; equal scores: the earlier.
+    """The best blocks by their best reachable score, the newest block always among them; equal
+    scores: the earlier.
 
     Shapes:
-        scores: [T, entries] f32; position: [T] i32; y: [T, blocks] i32 block numbers, ascending, then -1.
+        scores: [T, entries] f32; position: [T] i32; y: [T, blocks] i32 block numbers, ascending,
+        then -1.
     """
 
     scores: Ref

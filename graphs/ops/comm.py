@@ -1,4 +1,5 @@
-"""What ranks exchange: the only operations that know that there is more than one (architecture.md section 4)."""
+"""What ranks exchange: the only operations that know that there is more than one (architecture.md
+section 4)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from ultraflash.graphs.plan import Op, Ref
 
 @dataclass(frozen=True)
 class AllReduce(Op):
-    """Every rank gets the sum of all ranks' fp32 partial sums, added in rank order: the same bits everywhere.
+    """Every rank gets the sum of all ranks' fp32 partial sums, added in rank order: the same bits
+    everywhere.
 
     Shapes:
         x: [T, ...] f32 of each rank; y: the same, bf16 if `rounded`, else f32.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,12 +15,14 @@ _PREVIOUS = np.array([1])
 
 @dataclass(frozen=True)
 class CompressPairs(Op):
-    """At odd positions, the gated mean of this token's and the previous token's projections; zeros at even ones.
+    """At odd positions, the gated mean of this token's and the previous token's projections; zeros
+    at even ones.
 
     The previous token comes from this step's rows or from the ring of pending rows.
 
     Shapes:
-        kv, gate: [T, E] f32; kv_ring, gate_ring: [slots, R, E] f32 (read only here); slot, position: [T] i32;
+        kv, gate: [T, E] f32; kv_ring, gate_ring: [slots, R, E] f32 (read only here); slot,
+        position: [T] i32;
         row_start: [S+1] i32; y: [T, E] bf16, not yet normed.
     """
 

@@ -14,7 +14,8 @@ from ultraflash.graphs.rows import I32
 
 @dataclass(frozen=True)
 class Embed(Op):
-    """Every copy of a row's stream starts as its token's embedding; the first collapse takes copy 0 alone.
+    """Every copy of a row's stream starts as its token's embedding; the first collapse takes copy 0
+    alone.
 
     Shapes:
         ids: [T] i32; table: [V, D] bf16; x: [T, C, D] bf16; pre: [T, C] f32 = (1, 0, 0, 0).

@@ -15,7 +15,8 @@ from ultraflash.graphs.rows import I32, I64, looked_back
 def hash_rows(grams: I64, multipliers: I64, primes: I64, offsets: I64) -> I64:
     """Table rows of n-grams given newest first. [T, orders+1] -> [T, columns].
 
-    `grams` are live compressed ids; xor of products, one modulus a column, columns grouped by order.
+    `grams` are live compressed ids; xor of products, one modulus a column, columns grouped by
+    order.
     """
     products = grams * multipliers
     mixed = np.bitwise_xor.accumulate(products, axis=1)[:, 1:]
@@ -24,7 +25,8 @@ def hash_rows(grams: I64, multipliers: I64, primes: I64, offsets: I64) -> I64:
 
 
 def live_grams(ids: I64, before_start: npt.NDArray[np.bool_], pad: int) -> I64:
-    """Replace dead or missing positions, and all farther ones, by the pad id. [T, n] newest first."""
+    """Replace dead or missing positions, and all farther ones, by the pad id. [T, n] newest
+    first."""
     dead = np.logical_or.accumulate((ids == DEAD) | before_start, axis=1)
     return np.where(dead, pad, ids)
 
@@ -34,8 +36,10 @@ class EngramHash(Op):
     """For each row: the table rows of its n-grams of every order and head.
 
     Shapes:
-        ids: [T] i32 compressed; history: [slots, R] i32 of earlier rows; slot, position: [T] i32; row_start: [S+1] i32;
-        token_map: [V] i64; multipliers: [orders+1] i64; primes, offsets: [columns] i64; y: [T, columns] i64.
+        ids: [T] i32 compressed; history: [slots, R] i32 of earlier rows; slot, position: [T] i32;
+        row_start: [S+1] i32;
+        token_map: [V] i64; multipliers: [orders+1] i64; primes, offsets: [columns] i64; y: [T,
+        columns] i64.
     """
 
     ids: Ref
@@ -52,9 +56,17 @@ class EngramHash(Op):
 
     @staticmethod
     def reference(
-        ids: I32, history: I32, slot: I32, position: I32, row_start: I32,
-        token_map: I64, multipliers: I64, primes: I64, offsets: I64, pad_token: int,
-    ) -> I64:  # fmt: skip
+        ids: I32,
+        history: I32,
+        slot: I32,
+        position: I32,
+        row_start: I32,
+        token_map: I64,
+        multipliers: I64,
+        primes: I64,
+        offsets: I64,
+        pad_token: int,
+    ) -> I64:
         """Exact int64 arithmetic."""
         back = np.arange(len(multipliers))
         grams = looked_back(ids, history, back, slot, position, row_start).astype(np.int64)

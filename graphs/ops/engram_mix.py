@@ -13,10 +13,12 @@ from ultraflash.graphs.rows import I32
 
 @dataclass(frozen=True)
 class EngramMix(Op):
-    """x_c + g_c * v, the gate of each copy from the similarity of stream and key; image rows pass unchanged.
+    """x_c + g_c * v, the gate of each copy from the similarity of stream and key; image rows pass
+    unchanged.
 
     Shapes:
-        x, y: [T, C, D] bf16; kv: [T, (C+1)*D] bf16: C keys, then the value; q_weight, k_weight: [C, D] bf16;
+        x, y: [T, C, D] bf16; kv: [T, (C+1)*D] bf16: C keys, then the value; q_weight, k_weight: [C,
+        D] bf16;
         is_image: [T] i32.
     """
 
@@ -35,10 +37,16 @@ class EngramMix(Op):
         key = kv[:, : copies * hidden].reshape(rows, copies, hidden)
         value = kv[:, None, copies * hidden :]
         weight = (q_weight * k_weight).astype(np.float64)
-        similarity = np.einsum("tcd,cd,tcd->tc", x.astype(np.float64), weight, key.astype(np.float64))
+        similarity = np.einsum(
+            "tcd,cd,tcd->tc", x.astype(np.float64), weight, key.astype(np.float64)
+        )
         one, small = np.float32(1), np.float32(eps)
         dot = similarity.astype(np.float32)
-        dot = dot * (one / np.sqrt(mean_square(x) + small)) * (one / np.sqrt(mean_square(key) + small))
+        dot = (
+            dot
+            * (one / np.sqrt(mean_square(x) + small))
+            * (one / np.sqrt(mean_square(key) + small))
+        )
         dot = dot * np.float32(hidden**-0.5)
         gate = sigmoid(np.copysign(np.sqrt(np.maximum(np.abs(dot), np.float32(1e-6))), dot))
         gate = np.where(is_image[:, None] > 0, np.float32(0), gate)

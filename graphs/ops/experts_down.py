@@ -14,7 +14,8 @@ from ultraflash.graphs.rows import I32
 
 @dataclass(frozen=True)
 class ExpertsDown(Op):
-    """Each chosen expert's output, rounded to bf16; with several ranks the local part in f32, not rounded.
+    """Each chosen expert's output, rounded to bf16; with several ranks the local part in f32, not
+    rounded.
 
     Shapes:
         z: [T, k, F] bf16 through Q8; ids: [T, k] i32; w2: [N, D, F] fp4; y: [T, k, D] bf16 | f32.

@@ -14,10 +14,12 @@ from ultraflash.graphs.rows import I32
 
 @dataclass(frozen=True)
 class ExpertsUp(Op):
-    """z = bf16(weight * swiglu(x w1, x w3)) of each chosen expert: the routing weight goes in before the rounding.
+    """z = bf16(weight * swiglu(x w1, x w3)) of each chosen expert: the routing weight goes in
+    before the rounding.
 
     Shapes:
-        x: [T, D] bf16 through Q8; ids: [T, k] i32; weight: [T, k] f32; w1, w3: [N, F, D] fp4; y: [T, k, F] bf16.
+        x: [T, D] bf16 through Q8; ids: [T, k] i32; weight: [T, k] f32; w1, w3: [N, F, D] fp4; y:
+        [T, k, F] bf16.
     """
 
     x: Ref

@@ -13,7 +13,9 @@ from ultraflash.graphs.plan import Op, Ref
 from ultraflash.graphs.rows import I32
 
 
-def route(logits: F32, bias: F32, bias_image: F32, is_image: I32, k: int, scale: float) -> tuple[I32, F32]:
+def route(
+    logits: F32, bias: F32, bias_image: F32, is_image: I32, k: int, scale: float
+) -> tuple[I32, F32]:
     """Experts of each row, ascending, and their weights. [T, N] -> [T, k], [T, k]."""
     softplus = np.where(logits > 20, logits, np.log1p(np.exp(np.minimum(logits, np.float32(20)))))
     score = np.sqrt(softplus)
@@ -31,7 +33,8 @@ def route(logits: F32, bias: F32, bias_image: F32, is_image: I32, k: int, scale:
 
 @dataclass(frozen=True)
 class Gate(Op):
-    """Top-k of sqrt(softplus(x . w)) + bias; weights from the unbiased scores, renormalised, times the route scale.
+    """Top-k of sqrt(softplus(x . w)) + bias; weights from the unbiased scores, renormalised, times
+    the route scale.
 
     Image rows use their own bias.
 

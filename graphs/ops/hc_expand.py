@@ -13,7 +13,8 @@ class HcExpand(Op):
     """x'_j = bf16(post_j * y + sum_i comb_ij x_i): the sum runs over the first index of comb.
 
     Shapes:
-        out: [T, D] bf16, the sub-layer's result; x, y: [T, C, D] bf16; post: [T, C] f32; comb: [T, C, C] f32.
+        out: [T, D] bf16, the sub-layer's result; x, y: [T, C, D] bf16; post: [T, C] f32; comb: [T,
+        C, C] f32.
     """
 
     out: Ref

@@ -12,7 +12,9 @@ from ultraflash.graphs.numerics import F32, F64, mean_square, sigmoid
 from ultraflash.graphs.plan import Op, Ref
 
 
-def split_mixes(mixes: F32, scale: F32, base: F32, copies: int, iterations: int, eps: float) -> tuple[F32, F32, F32]:
+def split_mixes(
+    mixes: F32, scale: F32, base: F32, copies: int, iterations: int, eps: float
+) -> tuple[F32, F32, F32]:
     """Coefficients from the 2C + C*C projected values: pre [T, C], post [T, C], comb [T, C, C]."""
     c = copies
     pre = sigmoid(mixes[:, :c] * scale[0] + base[:c]) + np.float32(eps)
@@ -22,8 +24,10 @@ def split_mixes(mixes: F32, scale: F32, base: F32, copies: int, iterations: int,
 
 
 def sinkhorn(comb: F32, iterations: int, eps: np.float32) -> F32:
-    """Row softmax, then alternate column and row normalisation; `iterations` column steps in all. [T, C, C]."""
-    # Copies go first: sums of C terms over a leading axis add in order, and stay vectorised over rows.
+    """Row softmax, then alternate column and row normalisation; `iterations` column steps in all.
+    [T, C, C]."""
+    # Copies go first: sums of C terms over a leading axis add in order, and stay vectorised over
+    # rows.
     m = np.ascontiguousarray(comb.transpose(1, 2, 0))
     m = np.exp(m - m.max(axis=1, keepdims=True))
     m = m / m.sum(axis=1, keepdims=True) + eps
@@ -34,7 +38,8 @@ def sinkhorn(comb: F32, iterations: int, eps: np.float32) -> F32:
 
 @dataclass(frozen=True)
 class HcMix(Op):
-    """How the streams enter the next but one collapse (pre), and how a sub-layer's result enters them (post, comb).
+    """How the streams enter the next but one collapse (pre), and how a sub-layer's result enters
+    them (post, comb).
 
     Shapes:
         x: [T, C, D] bf16; fn: [2C + C*C, C*D] f32; scale: [3] f32; base: [2C + C*C] f32;

@@ -14,10 +14,12 @@ from ultraflash.graphs.rows import I32
 
 @dataclass(frozen=True)
 class IndexScores(Op):
-    """score_j = sum over heads of relu(q_h . key_j) * weight_h * scale for j < floor((p+1)/ratio), else -inf.
+    """score_j = sum over heads of relu(q_h . key_j) * weight_h * scale for j < floor((p+1)/ratio),
+    else -inf.
 
     Shapes:
-        q: [T, Hi, I] bf16; weight: [T, Hi] bf16; codes: [slots, entries, I/2] u8; scales: [slots, entries, I/32] u8;
+        q: [T, Hi, I] bf16; weight: [T, Hi] bf16; codes: [slots, entries, I/2] u8; scales: [slots,
+        entries, I/32] u8;
         slot, position: [T] i32; y: [T, entries] f32. With several ranks y is the local heads' part.
     """
 
@@ -33,7 +35,14 @@ class IndexScores(Op):
 
     @staticmethod
     def reference(
-        q: F32, weight: F32, codes: U8, scales: U8, slot: I32, position: I32, ratio: int, scale: float
+        q: F32,
+        weight: F32,
+        codes: U8,
+        scales: U8,
+        slot: I32,
+        position: I32,
+        ratio: int,
+        scale: float,
     ) -> F32:
         """Dots of FP4 codes are exact in float64; the sum over heads rounds once to float32."""
         y = np.full((len(q), codes.shape[1]), -np.inf, np.float32)

@@ -10,7 +10,8 @@ from ultraflash.graphs.plan import Op, Ref
 
 @dataclass(frozen=True)
 class MoeSum(Op):
-    """Experts in increasing number, then the shared one, in f32; rounded to bf16 unless ranks still have to add.
+    """Experts in increasing number, then the shared one, in f32; rounded to bf16 unless ranks still
+    have to add.
 
     Shapes:
         routed: [T, k, D] bf16 | f32; shared: [T, D] bf16 | f32; y: [T, D] bf16 | f32.

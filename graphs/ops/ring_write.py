@@ -16,10 +16,12 @@ from ultraflash.graphs.rows import I32
 class RingWrite(Op):
     """ring[slot, position mod R] = row, for the last R active rows of each sequence.
 
-    Stands after the step's reads: a chunk longer than the ring would overwrite what its early rows still need.
+    Stands after the step's reads: a chunk longer than the ring would overwrite what its early rows
+    still need.
 
     Shapes:
-        value: [T, ...]; ring: [slots, R, ...], R a power of two; slot, position: [T] i32; row_start: [S+1] i32.
+        value: [T, ...]; ring: [slots, R, ...], R a power of two; slot, position: [T] i32;
+        row_start: [S+1] i32.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ()
@@ -31,7 +33,9 @@ class RingWrite(Op):
     row_start: Ref
 
     @staticmethod
-    def reference(value: npt.NDArray[Any], ring: npt.NDArray[Any], slot: I32, position: I32, row_start: I32) -> None:
+    def reference(
+        value: npt.NDArray[Any], ring: npt.NDArray[Any], slot: I32, position: I32, row_start: I32
+    ) -> None:
         """A copy; exact."""
         size = ring.shape[1]
         for first, end in zip(row_start[:-1].tolist(), row_start[1:].tolist(), strict=True):

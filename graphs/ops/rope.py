@@ -11,7 +11,8 @@ from ultraflash.graphs.plan import Op, Ref
 
 
 def rotate(x: F32, cos: F32, sin: F32) -> F32:
-    """Rotate the last 2*len(cos) elements of x pairwise (2j, 2j+1); inverse with -sin. bf16 in, bf16 out.
+    """Rotate the last 2*len(cos) elements of x pairwise (2j, 2j+1); inverse with -sin. bf16 in,
+    bf16 out.
 
     Shapes:
         x: [T, ..., dims]; cos, sin: [T, pairs]; one angle a row, shared by all axes in between.

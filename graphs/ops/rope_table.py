@@ -16,7 +16,8 @@ from ultraflash.graphs.rows import I32
 class RopeTable(Op):
     """cos and sin of f32(position * frequency), for rows at `position + offset`.
 
-    The product is rounded to float32 before the cosine: near a million positions this decides the angle.
+    The product is rounded to float32 before the cosine: near a million positions this decides the
+    angle.
 
     Shapes:
         position: [T] i32; freq: [rope/2] f32; cos, sin: [T, rope/2] f32.

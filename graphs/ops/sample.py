@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ultraflash.graphs.numerics import F32, F64
 from ultraflash.graphs.philox import U32, U64, Purpose, uniform
@@ -17,8 +16,11 @@ TOP_LOGPROBS = 20
 
 
 def constrain(logits: F32, mask: U32, bias_ids: I32, bias: F32, banned: int) -> F32:
-    """Logits with bias added and forbidden tokens at -inf. [V]; mask: [V/32] bits; banned: a token id or -1."""
-    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little", count=len(logits)).view(np.bool_)
+    """Logits with bias added and forbidden tokens at -inf. [V]; mask: [V/32] bits; banned: a token
+    id or -1."""
+    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little", count=len(logits)).view(
+        np.bool_
+    )
     out = np.where(allowed, logits, np.float32(-np.inf))
     used = bias_ids >= 0
     if used.any():
@@ -34,7 +36,7 @@ def distribution(logits: F32, temperature: float, top_p: float, top_k: int) -> F
     Among equal logits the lower id comes first; top_p keeps the fewest tokens whose sum reaches it.
     """
     scaled = logits.astype(np.float64) / temperature
-    p = np.exp(scaled - scaled.max())
+    p: F64 = np.exp(scaled - scaled.max())
     p /= p.sum()
     if top_k > 0 or top_p < 1:
         order = np.argsort(-p, kind="stable")
@@ -51,12 +53,15 @@ def distribution(logits: F32, temperature: float, top_p: float, top_k: int) -> F
 class Sample(Op):
     """A token for each sequence, and log-probabilities where `want_logprobs` is set.
 
-    Temperature 0 takes the largest logit (the lower id among equals), never a division. Log-probabilities are those
+    Temperature 0 takes the largest logit (the lower id among equals), never a division.
+    Log-probabilities are those
     of the constrained logits at temperature 1.
 
     Shapes:
-        logits: [S, V] f32; mask: [S, ceil(V/32)] u32, bit = allowed; bias_ids: [S, B] i32, -1 = unused;
-        bias: [S, B] f32; banned: [S] i32 token that may not come, or -1; temperature, top_p: [S] f32; top_k: [S] i32,
+        logits: [S, V] f32; mask: [S, ceil(V/32)] u32, bit = allowed; bias_ids: [S, B] i32, -1 =
+        unused;
+        bias: [S, B] f32; banned: [S] i32 token that may not come, or -1; temperature, top_p: [S]
+        f32; top_k: [S] i32,
         0 = off; seed: [S] u64; position, step: [S] i32; want_logprobs: [S] i32;
         token: [S] i32; logprob: [S] f32; top_ids: [S, 20] i32; top_logprobs: [S, 20] f32.
     """
@@ -81,9 +86,19 @@ class Sample(Op):
 
     @staticmethod
     def reference(
-        logits: F32, mask: U32, bias_ids: I32, bias: F32, banned: I32, temperature: F32, top_p: F32, top_k: I32,
-        seed: U64, position: I32, step: I32, want_logprobs: I32,
-    ) -> tuple[I32, F32, I32, F32]:  # fmt: skip
+        logits: F32,
+        mask: U32,
+        bias_ids: I32,
+        bias: F32,
+        banned: I32,
+        temperature: F32,
+        top_p: F32,
+        top_k: I32,
+        seed: U64,
+        position: I32,
+        step: I32,
+        want_logprobs: I32,
+    ) -> tuple[I32, F32, I32, F32]:
         """Inverse distribution function in id order, float64."""
         count = len(logits)
         token, logprob = np.zeros(count, np.int32), np.zeros(count, np.float32)
@@ -101,7 +116,8 @@ class Sample(Op):
             if want_logprobs[s]:
                 logs = log_softmax(final)
                 order = np.argsort(-logs, kind="stable")[:best]
-                logprob[s], top_ids[s, :best], top_logprobs[s, :best] = logs[token[s]], order, logs[order]
+                logprob[s] = logs[token[s]]
+                top_ids[s, :best], top_logprobs[s, :best] = order, logs[order]
         return token, logprob, top_ids, top_logprobs
 
 
@@ -111,8 +127,9 @@ def pick(p: F64, u: float) -> int:
     return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
 
 
-def log_softmax(logits: F32) -> npt.NDArray[np.float32]:
+def log_softmax(logits: F32) -> F32:
     """Natural logarithms of the probabilities; -inf stays -inf."""
     wide = logits.astype(np.float64)
     peak = wide.max()
-    return (wide - peak - np.log(np.exp(wide - peak).sum())).astype(np.float32)
+    logs: F32 = (wide - peak - np.log(np.exp(wide - peak).sum())).astype(np.float32)
+    return logs

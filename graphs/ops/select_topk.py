@@ -13,10 +13,12 @@ from ultraflash.graphs.rows import I32
 
 @dataclass(frozen=True)
 class SelectTopk(Op):
-    """The k best reachable entries, ascending; equal scores: the smaller entry. With a pool, only entries inside it.
+    """The k best reachable entries, ascending; equal scores: the smaller entry. With a pool, only
+    entries inside it.
 
     Shapes:
-        scores: [T, entries] f32; position: [T] i32; pool: [T, blocks] i32 or absent; y: [T, k] i32, then -1.
+        scores: [T, entries] f32; position: [T] i32; pool: [T, blocks] i32 or absent; y: [T, k] i32,
+        then -1.
     """
 
     scores: Ref
@@ -28,7 +30,9 @@ class SelectTopk(Op):
     k: int
 
     @staticmethod
-    def reference(scores: F32, position: I32, pool: I32 | None, ratio: int, block_size: int, k: int) -> I32:
+    def reference(
+        scores: F32, position: I32, pool: I32 | None, ratio: int, block_size: int, k: int
+    ) -> I32:
         """Exact; a stable sort keeps the smaller entry first among equals."""
         chosen = np.full((len(scores), k), -1, np.int32)
         for row, reach in enumerate(((position + 1) // ratio).tolist()):

@@ -14,10 +14,12 @@ from ultraflash.graphs.rows import I32
 
 @dataclass(frozen=True)
 class StoreIndexKey(Op):
-    """Entry position // ratio of the row's slot = QMX4 of the rotated key, where the row completes its group.
+    """Entry position // ratio of the row's slot = QMX4 of the rotated key, where the row completes
+    its group.
 
     Shapes:
-        key: [T, I] bf16, normed; cos, sin: [T, rope/2] f32 of position - (ratio-1); slot, position: [T] i32;
+        key: [T, I] bf16, normed; cos, sin: [T, rope/2] f32 of position - (ratio-1); slot, position:
+        [T] i32;
         codes: [slots, entries, I/2] u8; scales: [slots, entries, I/32] u8.
     """
 
@@ -33,7 +35,9 @@ class StoreIndexKey(Op):
     ratio: int
 
     @staticmethod
-    def reference(key: F32, cos: F32, sin: F32, slot: I32, position: I32, codes: U8, scales: U8, ratio: int) -> None:
+    def reference(
+        key: F32, cos: F32, sin: F32, slot: I32, position: I32, codes: U8, scales: U8, ratio: int
+    ) -> None:
         """Bit-exact given the rotated bf16 values."""
         rows = finished_groups(slot, position, ratio)
         if len(rows):

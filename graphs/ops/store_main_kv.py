@@ -21,12 +21,14 @@ def finished_groups(slot: I32, position: I32, ratio: int) -> npt.NDArray[np.intp
 
 @dataclass(frozen=True)
 class StoreMainKv(Op):
-    """Entry position // ratio of the row's slot = QNV4 of the rotated latent, where the row completes its group.
+    """Entry position // ratio of the row's slot = QNV4 of the rotated latent, where the row
+    completes its group.
 
     The angle is that of the group's first token.
 
     Shapes:
-        latent: [T, E] bf16; cos, sin: [T, rope/2] f32 of position - (ratio-1); slot, position: [T] i32;
+        latent: [T, E] bf16; cos, sin: [T, rope/2] f32 of position - (ratio-1); slot, position: [T]
+        i32;
         codes: [slots, entries, E/2] u8; scales: [slots, entries, E/16] u8.
     """
 
