@@ -158,7 +158,9 @@ def _row(name: str, parts: tuple[str, ...], specs: dict[str, TensorSpec]) -> Row
 
 def _computed(model: Model) -> list[Row]:
     """Constants that no file holds: rotary frequencies and the Engram hash."""
-    rows = [Row(f"rope.{t}", (), "f32", None, "float32", (model.rope_dim // 2,)) for t in rotary.TABLES]
+    rows = [
+        Row(f"rope.{t}", (), "f32", None, "float32", (model.rope_dim // 2,)) for t in rotary.TABLES
+    ]
     if not model.engram_layers:
         return rows
     columns = (model.engram_columns,)
