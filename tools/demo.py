@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 def _start_and_answer(console: Console, options: argparse.Namespace) -> None:
     arguments = ["--checkpoint", options.checkpoint] if options.checkpoint else []
     with LocalServer(*arguments) as server:
-        with console.status(f"starting the server on {server.url}") as status:
+        with console.status("starting the server") as status:
             seconds = server.wait_ready(
                 options.timeout, lambda reason: status.update(_printable(f"starting: {reason}"))
             )

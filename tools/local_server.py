@@ -11,8 +11,8 @@ import ctypes
 import http.client
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-_HOST = "127.0.0.1"
+_LISTENING = re.compile(r"listening on (http://\S+:\d+)")
 _STOP_SECONDS = 15.0  # an idle server needs well under one; past this it is killed
 _PR_SET_PDEATHSIG = 1
 
@@ -41,7 +41,8 @@ class Process(NamedTuple):
 class LocalServer:
     """`python -m ultraflash.server` with `arguments`, from `with` to the end of the block.
 
-    `command` is for tests: something else that takes `--host`, `--port` and serves `/readyz`.
+    `command` is for tests: something else that takes `--port 0`, prints `listening on http://…` and
+    serves `/readyz`.
     """
 
     def __init__(
@@ -53,22 +54,16 @@ class LocalServer:
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
-        self.port = 0
+        self.url = ""  # base address without `/v1`, known once the server listens
         self.log = Path()
-
-    @property
-    def url(self) -> str:
-        """Base address, without `/v1`."""
-        return f"http://{_HOST}:{self.port}"
 
     def __enter__(self) -> LocalServer:
         """Start the server; `wait_ready` tells when it can be used."""
-        self.port = _free_port()
         handle, name = tempfile.mkstemp(prefix="ultraflash-server-", suffix=".log")
         self.log = Path(name)
         self._started = time.monotonic()
         self._process = subprocess.Popen(
-            [*self._command, "--host", _HOST, "--port", str(self.port), *self._arguments],
+            [*self._command, "--port", "0", "--drain-seconds", "0", *self._arguments],
             stdin=subprocess.DEVNULL,
             stdout=handle,
             stderr=subprocess.STDOUT,
@@ -102,7 +97,7 @@ class LocalServer:
         assert self._process is not None, "wait_ready outside the with block"
         reason = ""
         while True:
-            ready, now = readiness(self.url)
+            ready, now = self._readiness()
             if ready:
                 return time.monotonic() - self._started
             if now != reason:
@@ -120,6 +115,14 @@ class LocalServer:
                     f"the server was not ready after {timeout:g} s: {reason} (log: {self.log})"
                 )
             time.sleep(0.05)
+
+    def _readiness(self) -> tuple[bool, str]:
+        if not self.url:
+            listening = _LISTENING.search(self.log.read_text(errors="replace"))
+            if listening is None:
+                return False, "the server does not listen yet"
+            self.url = listening[1]
+        return readiness(self.url)
 
     def last_words(self) -> str:
         """The last line of the server's log that says something."""
@@ -209,12 +212,6 @@ def _reason(body: bytes) -> str:
             if isinstance(value.get(key), str):
                 return str(value[key])
     return str(value)[:300]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _die_with_parent() -> None:

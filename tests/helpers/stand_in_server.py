@@ -73,8 +73,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int)
+    parser.add_argument("--drain-seconds")
     parser.add_argument("--slow", type=float, default=0.0)
     parser.add_argument("--die")
     parser.add_argument("--stubborn", action="store_true", help="leave a child that must be killed")
@@ -88,7 +88,9 @@ def main() -> None:
         code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    http.server.ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
+    print(f"listening on http://127.0.0.1:{server.server_port} (a stand-in)", flush=True)
+    server.serve_forever()
 
 
 if __name__ == "__main__":
