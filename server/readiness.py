@@ -1,0 +1,85 @@
+"""Whether this server may be sent requests, and if not, why: what `/readyz` and each 503 say."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from ultraflash.server.errors import EngineLost, Unready
+from ultraflash.server.link import Link
+from ultraflash.server.status import ChildStatus, last_end, read_status
+
+_STALL_S = 30.0
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """`status` is ready, starting, restarting, failed, stalled or draining."""
+
+    status: str
+    reason: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests may come."""
+        return self.status == "ready"
+
+
+class Gate:
+    """Knows the state of the engine process, its supervisor and the drain."""
+
+    def __init__(self, link: Link, status_path: Path, draining_path: Path) -> None:
+        """Reads the two files when asked; writes neither."""
+        self._link, self._status_path, self._draining_path = link, status_path, draining_path
+        self._draining = False
+
+    def check(self) -> Readiness:
+        """How it stands now."""
+        if self._draining or self._draining_path.exists():
+            return Readiness("draining", "the server is stopping and takes no more requests")
+        state = self._link.state
+        if state.opened is None:
+            return self._not_open()
+        if state.pending and state.quiet_s > _STALL_S:
+            seconds = f"{state.quiet_s:.0f} s"
+            text = f"{state.pending} requests wait and the engine made no step for {seconds}"
+            return Readiness("stalled", text)
+        return Readiness("ready")
+
+    def require(self) -> None:
+        """Let a request pass.
+
+        Raises:
+            Unready: with the reason, when it may not.
+        """
+        now = self.check()
+        if not now.ready and now.status != "stalled":  # who may hang up may also wait
+            raise Unready(f"the server is not ready: {now.reason}")
+
+    def drain(self, stop_streams_after_s: float) -> None:
+        """Take no more requests; streams that still run after that time get an error event."""
+        self._draining = True
+        error = EngineLost("the server stops and this answer did not end in time; send it again")
+        timer = threading.Timer(stop_streams_after_s, self._link.fail_all, (error,))
+        timer.daemon = True
+        timer.start()
+
+    def _not_open(self) -> Readiness:
+        status = read_status(self._status_path)
+        child = status.children.get("engine") if status else None
+        if child is not None and child.state == "refused":
+            return Readiness("failed", f"the engine process cannot run: {last_end(child)}")
+        if child is not None and child.state == "waiting":
+            text = f"the engine process ended and is started again soon: {last_end(child)}"
+            return Readiness("restarting", text)
+        return Readiness("starting", self._progress(child))
+
+    def _progress(self, child: ChildStatus | None) -> str:
+        progress = self._link.state.progress
+        text = "the engine process is starting"
+        if progress is not None and progress.total_bytes:
+            done, total = (n / 1e6 for n in (progress.done_bytes, progress.total_bytes))
+            text = f"the engine loads weights ({done:.0f} of {total:.0f} MB)"
+        ended = last_end(child)
+        return f"{text}; the one before ended: {ended}" if ended else text
