@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ultraflash.graphs.globalkv import GlobalStore
 from ultraflash.graphs.layers import (
@@ -13,12 +14,9 @@ from ultraflash.graphs.layers import (
     angles,
     attend,
     engram,
-    expand,
-    hc_mix,
-    moe,
     queries,
+    residual_layer,
     ring,
-    sublayer_input,
     window_rows,
     write_ring,
 )
@@ -26,6 +24,7 @@ from ultraflash.graphs.ops.comm import AllGather
 from ultraflash.graphs.ops.embed import Embed
 from ultraflash.graphs.ops.engram_ids import EngramIds
 from ultraflash.graphs.ops.hc_collapse import HcCollapse
+from ultraflash.graphs.ops.stream_mean import StreamMean
 from ultraflash.graphs.plan import Ref
 
 
@@ -61,28 +60,6 @@ def prologue(s: Scope) -> tuple[Prologue, Streams]:
     return Prologue(plain, compressed, groups, ids, history), Streams(x, pre)
 
 
-def layer(s: Scope, number: int, streams: Streams, shared: Prologue, store: GlobalStore) -> Streams:
-    """One backbone layer; its streams are called `L{number}.X` and `L{number}.pre`."""
-    m, label, weights = s.model, f"L{number}", f"layers.{number}"
-    x = streams.x
-    if (
-        number in m.engram_layers
-        and shared.engram_ids is not None
-        and shared.engram_history is not None
-    ):
-        x = engram(s, number, x, shared.engram_ids, shared.engram_history)
-    attn = f"{label}.attn"
-    mixed = hc_mix(s, attn, f"{weights}.hc_attn", x)
-    attn_in = sublayer_input(s, attn, Streams(x, streams.pre), f"{weights}.attn_norm")
-    out = attention(s, number, attn_in, shared, store)
-    middle = expand(s, attn, out, x, mixed, f"{attn}.X")
-    ffn = f"{label}.ffn"
-    mixed_ffn = hc_mix(s, ffn, f"{weights}.hc_ffn", middle)
-    ffn_in = sublayer_input(s, ffn, Streams(middle, mixed.pre), f"{weights}.ffn_norm")
-    out = moe(s, ffn, f"{weights}.ffn", ffn_in, m.experts, m.active_experts)
-    return Streams(expand(s, ffn, out, middle, mixed_ffn, f"{label}.X"), mixed_ffn.pre)
-
-
 def attention(s: Scope, number: int, x: Ref, shared: Prologue, store: GlobalStore) -> Ref:
     """The attention sub-layer of layer `number` on its normed input. [T, D] bf16."""
     m, label, weights = s.model, f"L{number}.attn", f"layers.{number}.attn"
@@ -98,27 +75,64 @@ def attention(s: Scope, number: int, x: Ref, shared: Prologue, store: GlobalStor
     return attend(s, label, weights, q, kv, store.seen_by(number) if ratio else None, at)
 
 
-def all_layers(s: Scope) -> Streams:
-    """The whole backbone; the Engram history is written behind it."""
+@dataclass(frozen=True)
+class Backbone:
+    """What leaves the last layer, and the drafting input gathered on the way."""
+
+    streams: Streams
+    taps: Ref | None  # [T, targets*D] bf16
+
+
+def all_layers(s: Scope, taps: bool) -> Backbone:
+    """The whole backbone; the Engram history is written behind it. Streams: `L{n}.X`, `L{n}.ffn.pre`."""
+    m = s.model
     shared, streams = prologue(s)
     store = GlobalStore(s, shared.groups)
-    for number in range(s.model.num_layers):
-        streams = layer(s, number, streams, shared, store)
-    if shared.engram_ids is not None and shared.engram_history is not None:
+    tapped: Ref | None = None
+    for number in range(m.num_layers):
+        x = streams.x
+        if number in m.engram_layers and shared.engram_ids and shared.engram_history:
+            x = engram(s, number, x, shared.engram_ids, shared.engram_history)
+        if taps and number in m.draft_targets:
+            tapped = _tap(s, number, x, tapped)
+        streams = residual_layer(
+            s,
+            f"L{number}",
+            f"layers.{number}",
+            Streams(x, streams.pre),
+            partial(attention, s, number, shared=shared, store=store),
+            (m.experts, m.active_experts),
+        )
+    if shared.engram_ids and shared.engram_history:
         write_ring(s, "step_end.engram", shared.engram_ids, shared.engram_history)
-    return streams
+    return Backbone(streams, tapped)
+
+
+def _tap(s: Scope, number: int, x: Ref, before: Ref | None) -> Ref:
+    width = s.model.hidden + (before.shape[1] if before else 0)
+    y = s.out(f"L{number}.tap", (width,))
+    s.b.add(f"L{number}.tap", StreamMean(x, before, y))
+    return y
 
 
 def head(s: Scope, streams: Streams) -> Ref:
     """Logits of every row, [rows, V] f32 on every rank."""
-    m = s.model
-    h = s.out("head.h", (m.hidden,))
+    h = s.out("head.h", (s.model.hidden,))
     s.b.add("head.collapse", HcCollapse(streams.x, streams.pre, h))
-    part = s.linear(
-        "head.logits", s.norm("head.in", h, "norm"), "head", s.split(m.vocab), "bf16", "f32"
-    )
+    return head_logits(s, "head", s.norm("head.in", h, "norm"))
+
+
+def head_logits(s: Scope, label: str, x: Ref) -> Ref:
+    """The language model head of normed rows; ranks exchange their parts of the vocabulary."""
+    m = s.model
+    part = s.linear(f"{label}.logits", x, "head", s.split(m.vocab), "bf16", "f32")
+    return gather(s, label, part)
+
+
+def gather(s: Scope, label: str, part: Ref) -> Ref:
+    """All ranks' logits side by side, [rows, V] f32."""
     if s.b.world == 1:
         return part
-    logits = s.out("head.logits_all", (m.vocab,), "f32")
-    s.b.add("head.gather", AllGather(part, logits))
+    logits = s.out(f"{label}.logits_all", (s.model.vocab,), "f32")
+    s.b.add(f"{label}.gather", AllGather(part, logits))
     return logits

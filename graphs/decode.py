@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from ultraflash.graphs.backbone import all_layers, head
-from ultraflash.graphs.capacity import Capacity
-from ultraflash.graphs.model import Model
+from ultraflash.graphs.draft import append_context, draft, drafted_from
 from ultraflash.graphs.plan import Plan
-from ultraflash.graphs.step import last_rows, sample, scope
+from ultraflash.graphs.step import Build, accept, scope
 
 
-def build_decode(
-    model: Model,
-    rows: int,
-    sequences: int,
-    capacity: Capacity,
-    *,
-    world: int = 1,
-    round_attention: bool = False,
-) -> Plan:
-    """`rows` rows ragged over `sequences` sequences: logits of every row, a token for each
-    sequence's last row.
+def build_decode(build: Build, rows: int, sequences: int) -> Plan:
+    """Embed rows -> layers -> head -> accept -> draft the next block -> confidences.
+
+    `rows` rows are ragged over `sequences` sequences: each has the token sampled last, then drafts.
 
     Raises:
-        WorldError: when the model cannot be split over `world` ranks.
+        WorldError: when the model cannot be split over `build.world` ranks.
     """
-    s = scope("decode", model, rows, sequences, capacity, world, round_attention)
-    logits = head(s, all_layers(s))
-    sample(s, last_rows(s, "logits", logits))
+    s = scope("decode", build, rows, sequences, rows)
+    out = all_layers(s, taps=build.block > 0)
+    logits = head(s, out.streams)
+    accept(s, logits, drafted_from(s, build.block) if build.block and rows > sequences else None)
+    if out.taps:
+        append_context(s, out.taps)
+        draft(s, build.block)
     return s.b.build()

@@ -7,6 +7,7 @@ Functions take a `Scope`, append nodes and return the buffers that others need. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ultraflash.graphs.capacity import Capacity
@@ -177,6 +178,29 @@ def expand(s: Scope, label: str, out: Ref, x: Ref, mixed: Mixed, name: str) -> R
     return y
 
 
+def residual_layer(
+    s: Scope,
+    label: str,
+    weights: str,
+    streams: Streams,
+    attention: Callable[[Ref], Ref],
+    experts: tuple[int, int],
+) -> Streams:
+    """A whole layer (model.md 4.2); `attention` appends its nodes for the normed input [T, D].
+
+    `experts`: how many there are, how many serve a row. The new streams are `{label}.X` and
+    `{label}.ffn.pre`.
+    """
+    attn, ffn = f"{label}.attn", f"{label}.ffn"
+    mixed = hc_mix(s, attn, f"{weights}.hc_attn", streams.x)
+    out = attention(sublayer_input(s, attn, streams, f"{weights}.attn_norm"))
+    middle = expand(s, attn, out, streams.x, mixed, f"{attn}.X")
+    mixed_ffn = hc_mix(s, ffn, f"{weights}.hc_ffn", middle)
+    ffn_in = sublayer_input(s, ffn, Streams(middle, mixed.pre), f"{weights}.ffn_norm")
+    out = moe(s, ffn, f"{weights}.ffn", ffn_in, *experts)
+    return Streams(expand(s, ffn, out, middle, mixed_ffn, f"{label}.X"), mixed_ffn.pre)
+
+
 def engram(s: Scope, layer: int, x: Ref, compressed_ids: Ref, history: Ref) -> Ref:
     """The Engram update of the streams in front of layer `layer`'s mix (model.md 4.3)."""
     m, io, label = s.model, s.io, f"L{layer}.engram"
@@ -303,6 +327,7 @@ def attend(
             slot=io.slot,
             position=io.position,
             row_start=io.row_start,
+            window_start=io.window_start,
             y=o,
             window=m.window,
             round_weights=s.round_attention,
@@ -310,7 +335,12 @@ def attend(
     )
     for value, into in zip(kv, rings, strict=True):
         write_ring(s, f"{label}.write", value, into)
-    groups = s.split(m.o_groups)
+    return output_projection(s, label, weights, o)
+
+
+def output_projection(s: Scope, label: str, weights: str, o: Ref) -> Ref:
+    """From this rank's heads [T, H*E] to the sub-layer's result [T, D] bf16 of all ranks."""
+    m, groups = s.model, s.split(s.model.o_groups)
     low = s.out(f"{label}.wo_a", (groups * m.o_rank,))
     w = s.b.weight(f"{weights}.wo_a", (groups * m.o_rank, m.heads_per_group * m.head_dim), "fp8")
     s.b.add(f"{label}.wo_a", Linear(o, w, low, groups=groups))

@@ -26,10 +26,9 @@ _HALF = np.uint64(32)
 class Purpose(IntEnum):
     """What a random number decides; part of the counter, so that no draw is used twice."""
 
-    SAMPLE = 0
     DRAFT = 1
     ACCEPT = 2
-    RESIDUAL = 3
+    RESIDUAL = 3  # the token behind the accepted drafts, also where there were none
 
 
 def philox(key: U64, counter: U32) -> U32:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ultraflash.graphs.backbone import all_layers, head
-from ultraflash.graphs.capacity import Capacity
+from ultraflash.graphs.draft import append_context, draft
 from ultraflash.graphs.layers import Streams
-from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Plan
-from ultraflash.graphs.step import last_rows, sample, scope
+from ultraflash.graphs.step import Build, accept, last_rows, last_scope, scope
 
 
-def build_prefill(
-    model: Model, rows: int, capacity: Capacity, *, world: int = 1, round_attention: bool = False
-) -> Plan:
-    """Up to `rows` rows of one sequence: logits and a token for the last one only.
+def build_prefill(build: Build, rows: int, *, ends: bool = True) -> Plan:
+    """Up to `rows` rows of one sequence; logits, a token and drafts behind the last one only.
 
-    A prefill ends like a decode step, so that the first decode step is an ordinary one.
+    A prefill ends like a decode step, so that the first decode step is an ordinary one. With
+    `ends` false the chunk is not the last one and nothing comes behind its layers.
 
     Raises:
-        WorldError: when the model cannot be split over `world` ranks.
+        WorldError: when the model cannot be split over `build.world` ranks.
     """
-    s = scope("prefill", model, rows, 1, capacity, world, round_attention)
-    streams = all_layers(s)
-    last = Streams(last_rows(s, "x", streams.x), last_rows(s, "pre", streams.pre))
-    sample(s, head(replace(s, rows=1), last))
+    s = scope("prefill" if ends else "prefill_part", build, rows, 1, 1)
+    out = all_layers(s, taps=build.block > 0)
+    if out.taps:
+        append_context(s, out.taps)
+    if not ends:
+        return s.b.build()
+    x, pre = last_rows(s, "x", out.streams.x), last_rows(s, "pre", out.streams.pre)
+    tail = last_scope(s)
+    accept(tail, head(tail, Streams(x, pre)), None)
+    if out.taps:
+        draft(tail, build.block)
     return s.b.build()

@@ -1,33 +1,43 @@
-"""What decode and prefill plans share: the scope, the choice of last rows, the sampling node."""
+"""What decode and prefill plans share: the scope, the last rows, verification."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.io import io_buffers
 from ultraflash.graphs.layers import Scope
 from ultraflash.graphs.model import Model
-from ultraflash.graphs.ops.sample import Sample
-from ultraflash.graphs.ops.take_last import TakeLast
+from ultraflash.graphs.ops.accept import Accept
+from ultraflash.graphs.ops.take_last import LastIo, TakeLast
 from ultraflash.graphs.plan import PlanBuilder, Ref
 
 
-def scope(
-    name: str,
-    model: Model,
-    rows: int,
-    sequences: int,
-    capacity: Capacity,
-    world: int,
-    round_attention: bool,
-) -> Scope:
+@dataclass(frozen=True)
+class Build:
+    """What all plans of a server have in common.
+
+    `block` rows are drafted behind every sequence, 0 = no drafting. `round_attention` is the test
+    switch that rounds attention weights to bf16 as the model authors' kernel does.
+    """
+
+    model: Model
+    capacity: Capacity
+    world: int = 1
+    block: int = 0
+    round_attention: bool = False
+
+
+def scope(name: str, build: Build, rows: int, sequences: int, sampled_rows: int) -> Scope:
     """An empty plan with its io buffers.
 
     Raises:
-        WorldError: when the model cannot be split over `world` ranks.
+        WorldError: when the model cannot be split over `build.world` ranks.
     """
-    model.check_world(world)
-    b = PlanBuilder(name, rows, sequences, world)
-    return Scope(b, model, capacity, io_buffers(b, model), round_attention, rows)
+    build.model.check_world(build.world)
+    b = PlanBuilder(name, rows, sequences, build.world)
+    io = io_buffers(b, build.model, build.block, sampled_rows)
+    return Scope(b, build.model, build.capacity, io, build.round_attention, rows)
 
 
 def last_rows(s: Scope, name: str, x: Ref) -> Ref:
@@ -37,25 +47,51 @@ def last_rows(s: Scope, name: str, x: Ref) -> Ref:
     return y
 
 
-def sample(s: Scope, logits: Ref) -> None:
-    """A token for each sequence from its last row's logits, [S, V]."""
-    io, mask = s.io, last_rows(s, "mask", s.io.mask)
-    op = Sample(
-        logits,
-        mask,
-        io.bias_ids,
-        io.bias,
-        io.banned,
-        io.temperature,
-        io.top_p,
-        io.top_k,
-        io.seed,
-        io.next_position,
-        io.step,
-        io.want_logprobs,
-        io.token,
-        io.logprob,
-        io.top_ids,
-        io.top_logprobs,
+def last_scope(s: Scope) -> Scope:
+    """The same plan behind its last layer, where only each sequence's last row goes on."""
+    io, count = s.io, s.b.sequences
+
+    def last(name: str, size: int = count) -> Ref:
+        return s.b.scratch(f"last.{name}", (size,), "i32")
+
+    ids, slot, position, start = (
+        last("ids"),
+        last("slot"),
+        last("position"),
+        last("row_start", count + 1),
     )
-    s.b.add("step_end.sample", op)
+    s.b.add("last.io", LastIo(io.ids, io.slot, io.position, io.row_start, ids, slot, position, start))
+    mask, banned = last_rows(s, "mask", io.mask), last_rows(s, "banned", io.banned)
+    tail = replace(
+        io, ids=ids, slot=slot, position=position, row_start=start, mask=mask, banned=banned
+    )
+    return replace(s, io=tail, rows=count)
+
+
+def accept(s: Scope, logits: Ref, q: Ref | None) -> None:
+    """Verify the drafts among the rows of `s` and draw the token behind them. logits: [rows, V]."""
+    io = s.io
+    op = Accept(
+        logits=logits,
+        ids=io.ids,
+        slot=io.slot,
+        position=io.position,
+        row_start=io.row_start,
+        q=q,
+        mask=io.mask,
+        bias_ids=io.bias_ids,
+        bias=io.bias,
+        banned=io.banned,
+        temperature=io.temperature,
+        top_p=io.top_p,
+        top_k=io.top_k,
+        seed=io.seed,
+        step=io.step,
+        want_logprobs=io.want_logprobs,
+        accepted=io.accepted,
+        token=io.token,
+        logprob=io.logprob,
+        top_ids=io.top_ids,
+        top_logprobs=io.top_logprobs,
+    )
+    s.b.add("accept", op)

@@ -12,12 +12,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from ultraflash.graphs.capacity import MAX_ROWS, Capacity
 from ultraflash.graphs.decode import build_decode
+from ultraflash.graphs.step import Build
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.numerics import F32, q8_decode, qmx4_decode, qnv4_decode
 from ultraflash.graphs.rows import I32
@@ -58,8 +60,13 @@ class Probe(ProbeParts):
     ) -> None:
         """Use `open`."""
         super().__init__(model, backend, tokenizer)
-        self._capacity = Capacity(_SLOTS, max_seq)
-        self._bf16_weights = bf16_weights
+        self._build = Build(
+            model,
+            Capacity(_SLOTS, max_seq),
+            backend.world,
+            model.draft_block if model.draft_stages else 0,
+            bf16_weights,
+        )
         self._runners: OrderedDict[int, Runner] = OrderedDict()
         self._slots: OrderedDict[int, ProbeState | None] = OrderedDict(
             (i, None) for i in range(_SLOTS)
@@ -215,6 +222,54 @@ class Probe(ProbeParts):
                     found[f"L{layer}.pending_{name}"] = pending[[(length - 1) % len(pending)]]
         return found
 
+    # --- drafting ---
+
+    def taps(self, ids: Sequence[int]) -> F32:
+        """The drafting input of every row of a fresh sequence, [P, targets*D]."""
+        state, _ = self.prefill(ids)
+        return self.buffer(state, self._tap)
+
+    def draft(self, state: ProbeState | None, taps: F32, anchor: int) -> dict[str, Any]:
+        """Feed taps [T, targets*D] at a sequence's next positions, then propose behind them.
+
+        `state` None starts a sequence. Keys: `state`, `main_x` [T, D], `tokens` [1+B], `h` [B, D],
+        `logits_before_markov`, `logits` [B, V], `confidence` [B]; `stage{k}.X` and the like for
+        every draft stage.
+        """
+        state = state or self._fresh()
+        runner = self._start(state, [0] * len(taps))
+        runner.run(runner.plan.span("step"))
+        runner.write(self._tap, taps)
+        runner.run(runner.plan.span("context"))
+        runner.write("io.token", np.array([anchor]))
+        runner.write("io.accepted", np.array([len(taps) - 1]))
+        runner.run(runner.plan.span("draft"))
+        state.length += len(taps)
+        return {"state": state, **self._draft_values(runner, anchor)}
+
+    def _draft_values(self, runner: Runner, anchor: int) -> dict[str, Any]:
+        suffix = "" if self.backend.world == 1 else "_all"
+        before = runner.read(f"draft.logits{suffix}")
+        markov = [runner.read(f"draft.{i}.markov{suffix}")[0] for i in range(self._build.block)]
+        found = {
+            "main_x": runner.read("context.main_x"),
+            "h": runner.read("draft.h"),
+            "logits_before_markov": before,
+            "logits": before + np.stack(markov),
+            "confidence": runner.read("io.confidence")[0],
+            "tokens": [anchor, *runner.read("io.drafts")[0].tolist()],
+        }
+        names = {"X": "X", "pre": "ffn.pre", "attn_out": "attn_out"}
+        names |= {"expert_ids": "ffn.expert_ids", "expert_w": "ffn.expert_w"}
+        for stage in range(self.model.draft_stages):
+            for key, name in names.items():
+                found[f"stage{stage}.{key}"] = runner.read(f"draft.stage{stage}.{name}")
+        return found
+
+    @property
+    def _tap(self) -> str:
+        return f"L{max(self.model.draft_targets)}.tap"
+
     # --- inside ---
 
     def _fresh(self) -> ProbeState:
@@ -232,14 +287,7 @@ class Probe(ProbeParts):
     def _runner(self, rows: int) -> Runner:
         runner = self._runners.pop(rows, None)
         if runner is None:
-            plan = build_decode(
-                self.model,
-                rows,
-                1,
-                self._capacity,
-                world=self.backend.world,
-                round_attention=self._bf16_weights,
-            )
+            plan = build_decode(self._build, rows, 1)
             runner = self.backend.compile(plan)
             write_constants(runner)
         self._runners[rows] = runner
@@ -250,9 +298,9 @@ class Probe(ProbeParts):
     def _start(self, state: ProbeState, ids: Sequence[int]) -> Runner:
         self._alive(state)
         end = state.length + len(ids)
-        if end > self._capacity.max_seq:
+        if end > self._build.capacity.max_seq:
             raise DeviceError(
-                f"{end} positions are more than the {self._capacity.max_seq} "
+                f"{end} positions are more than the {self._build.capacity.max_seq} "
                 f"this probe was opened for"
             )
         state.runner = self._runner(len(ids))

@@ -14,46 +14,48 @@ NO_SEQUENCE = -1  # slot of a row that belongs to nobody
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the token behind a part's last row is chosen."""
+    """How tokens behind a part's rows are chosen."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
     step: int = 0
-    banned: int = -1
     want_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One sequence's rows in a step: `ids` stand at positions `start`, `start + 1`, ... of
-    `slot`."""
+    """One sequence's rows in a step.
+
+    `ids` stand at positions `start`, `start + 1`, ... of `slot`. The token `banned` may not come
+    behind the first `num_banned` of them. Windows reach back to `window_start` at most.
+    """
 
     slot: int
     start: int
     ids: Sequence[int]
     draw: Draw = Draw()
+    banned: int = -1
+    num_banned: int = 0
+    window_start: int = 0
 
 
 def write_step(runner: Runner, parts: Sequence[Part]) -> None:
     """Lay the parts out row by row; rows and sequences that the plan has beyond them stay idle."""
     rows, sequences = runner.plan.rows, runner.plan.sequences
-    ids, position = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-    slot = np.full(rows, NO_SEQUENCE, np.int32)
+    io = {name: np.zeros(rows, np.int32) for name in ("ids", "position", "window_start")}
+    io |= {name: np.full(rows, -1, np.int32) for name in ("slot", "banned")}
     row_start = np.zeros(sequences + 1, np.int32)
     at = 0
     for number, part in enumerate(parts):
         end = at + len(part.ids)
-        ids[at:end], slot[at:end] = part.ids, part.slot
-        position[at:end] = np.arange(part.start, part.start + len(part.ids))
+        io["ids"][at:end], io["slot"][at:end] = part.ids, part.slot
+        io["position"][at:end] = np.arange(part.start, part.start + len(part.ids))
+        io["window_start"][at:end] = part.window_start
+        io["banned"][at : min(at + part.num_banned, end)] = part.banned
         row_start[number + 1 :] = at = end
-    for name, value in (
-        ("ids", ids),
-        ("position", position),
-        ("slot", slot),
-        ("row_start", row_start),
-    ):
+    for name, value in (io | {"row_start": row_start}).items():
         runner.write(f"io.{name}", value)
     _write_draws(runner, parts)
 
@@ -67,21 +69,23 @@ def write_constants(runner: Runner) -> None:
         "is_image": (0, np.int32),
     }
     for name, (value, dtype) in fill.items():
-        runner.write(f"io.{name}", np.full(runner.plan.buffers[f"io.{name}"].shape, value, dtype))
+        if ref := runner.plan.buffers.get(f"io.{name}"):
+            runner.write(ref.name, np.full(ref.shape, value, dtype))
+
+
+_DRAW_TYPES = {
+    "temperature": np.float32,
+    "top_p": np.float32,
+    "top_k": np.int32,
+    "seed": np.uint64,
+    "step": np.int32,
+    "want_logprobs": np.int32,
+}
 
 
 def _write_draws(runner: Runner, parts: Sequence[Part]) -> None:
+    if "io.token" not in runner.plan.buffers:  # a part of a prompt that draws nothing
+        return
     draws = [p.draw for p in parts] + [Draw()] * (runner.plan.sequences - len(parts))
-    next_position = np.zeros(len(draws), np.int32)
-    next_position[: len(parts)] = [p.start + len(p.ids) for p in parts]
-    runner.write("io.next_position", next_position)
-    for name, dtype in (
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("top_k", np.int32),
-        ("seed", np.uint64),
-        ("step", np.int32),
-        ("banned", np.int32),
-        ("want_logprobs", np.int32),
-    ):
+    for name, dtype in _DRAW_TYPES.items():
         runner.write(f"io.{name}", np.array([getattr(d, name) for d in draws], dtype))

@@ -80,6 +80,7 @@ class Attention(Op):
     slot: Ref
     position: Ref
     row_start: Ref
+    window_start: Ref
     y: Ref
     window: int
     round_weights: bool
@@ -100,6 +101,7 @@ class Attention(Op):
         slot: I32,
         position: I32,
         row_start: I32,
+        window_start: I32,
         window: int,
         round_weights: bool,
     ) -> F32:
@@ -110,7 +112,7 @@ class Attention(Op):
             looked_back(codes, ring_codes, back, slot, position, row_start),
             looked_back(scales, ring_scales, back, slot, position, row_start),
         )
-        valid = back <= position[:, None]
+        valid = back <= (position - window_start)[:, None]
         if sel is not None and main_codes is not None and main_scales is not None:
             at = slot[:, None], np.maximum(sel, 0)
             keys = np.concatenate([keys, qnv4_decode(main_codes[at], main_scales[at])], axis=1)

@@ -1,0 +1,137 @@
+"""Which drafts stay, and the token behind them (architecture.md section 5; block verification of arXiv 2403.10444)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ultraflash.graphs.numerics import F32, F64
+from ultraflash.graphs.sampling import TOP_LOGPROBS, constrain, distribution, log_softmax
+from ultraflash.graphs.philox import U32, U64, Purpose, uniform
+from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.rows import I32
+from ultraflash.graphs.verify import block_verify, greedy_verify
+
+
+@dataclass(frozen=True)
+class Accept(Op):
+    """Verify each sequence's rows: row 0 is the token sampled last, rows 1.. are drafts.
+
+    Row i's logits give the distribution of the token behind it. `accepted` drafts stay; `token` comes behind them.
+    At temperature 0 a draft stays while it is the largest logit. Log-probabilities are those of the constrained logits
+    at temperature 1, for the token emitted behind each row up to the last accepted one.
+
+    Shapes:
+        logits: [T, V] f32; ids, slot, position: [T] i32; row_start: [S+1] i32; q: [slots, B, V] f32, what drafts were
+        drawn from (absent in plans without drafting); mask: [T, ceil(V/32)] u32; bias_ids, bias: [S, n];
+        banned: [T] i32; temperature, top_p: [S] f32; top_k, step, want_logprobs: [S] i32; seed: [S] u64;
+        accepted, token: [S] i32; logprob: [T] f32; top_ids: [T, 20] i32; top_logprobs: [T, 20] f32.
+    """
+
+    OUT: ClassVar[tuple[str, ...]] = ("accepted", "token", "logprob", "top_ids", "top_logprobs")
+    logits: Ref
+    ids: Ref
+    slot: Ref
+    position: Ref
+    row_start: Ref
+    q: Ref | None
+    mask: Ref
+    bias_ids: Ref
+    bias: Ref
+    banned: Ref
+    temperature: Ref
+    top_p: Ref
+    top_k: Ref
+    seed: Ref
+    step: Ref
+    want_logprobs: Ref
+    accepted: Ref
+    token: Ref
+    logprob: Ref
+    top_ids: Ref
+    top_logprobs: Ref
+
+    @staticmethod
+    def reference(
+        logits: F32,
+        ids: I32,
+        slot: I32,
+        position: I32,
+        row_start: I32,
+        q: F32 | None,
+        mask: U32,
+        bias_ids: I32,
+        bias: F32,
+        banned: I32,
+        temperature: F32,
+        top_p: F32,
+        top_k: I32,
+        seed: U64,
+        step: I32,
+        want_logprobs: I32,
+    ) -> tuple[I32, I32, F32, I32, F32]:
+        """float64 probabilities; sequences one by one."""
+        sequences, rows = len(row_start) - 1, len(ids)
+        accepted, token = np.zeros(sequences, np.int32), np.zeros(sequences, np.int32)
+        logs = _Logprobs(rows)
+        for s in range(sequences):
+            own = slice(int(row_start[s]), int(row_start[s + 1]))
+            if own.start == own.stop:
+                continue
+            final = np.stack(
+                [
+                    constrain(logits[r], mask[r], bias_ids[s], bias[s], int(banned[r]))
+                    for r in range(own.start, own.stop)
+                ]
+            )
+            drafts = ids[None, own.start + 1 : own.stop]
+            if temperature[s] == 0:
+                best = final.argmax(axis=1)[None].astype(np.int32)
+                kept, last = greedy_verify(best, drafts)
+            else:
+                how = float(temperature[s]), float(top_p[s]), int(top_k[s])
+                p = np.stack([distribution(row, *how) for row in final])[None]
+                drawn = _drawn(q, int(slot[own.start]), drafts.shape[1], p.shape[2])
+                coins, draw = _draws(seed[s], position[own], int(step[s]))
+                kept, last = block_verify(p, drawn, drafts, coins, draw)
+            accepted[s], token[s] = kept[0], last[0]
+            if want_logprobs[s]:
+                logs.fill(own.start, final, [*drafts[0, : kept[0]].tolist(), int(last[0])])
+        return accepted, token, logs.logprob, logs.top_ids, logs.top_logprobs
+
+
+def _drawn(q: F32 | None, slot: int, count: int, vocab: int) -> F64:
+    """What the drafts of a slot were drawn from, [1, count, V]."""
+    if q is None or count == 0:
+        return np.zeros((1, count, vocab))
+    return q[slot, None, :count].astype(np.float64)
+
+
+def _draws(seed: np.uint64, position: I32, step: int) -> tuple[F64, F64]:
+    """A coin for each draft, keyed by its position, and the last draw, keyed by the first row's.
+
+    The step in the key makes every draw new; a position alone would be drawn at again after a
+    rejection.
+    """
+    keys, steps = np.full(len(position), seed), np.full(len(position), step, np.int32)
+    coins = uniform(keys, position, steps, Purpose.ACCEPT)
+    return coins[None, 1:], uniform(keys[:1], position[:1], steps[:1], Purpose.RESIDUAL)
+
+
+class _Logprobs:
+    """The three log-probability outputs of a step."""
+
+    def __init__(self, rows: int) -> None:
+        self.logprob = np.zeros(rows, np.float32)
+        self.top_ids = np.full((rows, TOP_LOGPROBS), -1, np.int32)
+        self.top_logprobs = np.full((rows, TOP_LOGPROBS), -np.inf, np.float32)
+
+    def fill(self, first: int, final: F32, emitted: list[int]) -> None:
+        """Rows from `first` on: the token emitted behind each, and the best alternatives."""
+        for row, logits, chosen in zip(range(first, first + len(emitted)), final, emitted, strict=False):
+            logs = log_softmax(logits)
+            best = np.argsort(-logs, kind="stable")[:TOP_LOGPROBS]
+            self.logprob[row] = logs[chosen]
+            self.top_ids[row, : len(best)], self.top_logprobs[row, : len(best)] = best, logs[best]
