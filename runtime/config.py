@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ultraflash.graphs.model import Model
 from ultraflash.runtime.errors import ConfigError
 
 BUNDLED_CHECKPOINT = Path(__file__).parent / "bundled" / "tiny"
@@ -38,6 +39,8 @@ class RuntimeConfig:
     max_sequences: int = 4
     max_seq: int | None = None
     prefill_chunks: tuple[int, ...] = (16, 128)
+    draft_block: int | None = None  # rows of a draft block, 0 = plain decoding; None: as trained
+    max_rows: int = 8  # rows that a decode step verifies at most, over all sequences
     attention_weights: str = (
         "fp32"  # bf16: test switch, rounds as the reference does (model.md 4.4)
     )
@@ -88,6 +91,20 @@ class RuntimeConfig:
                 values[switch.field] = switch.read(text)
         values |= {name: value for name, value in overrides.items() if value is not None}
         return cls(**values)
+
+    def block(self, model: Model) -> int:
+        """Rows that are drafted behind every sequence.
+
+        Raises:
+            ConfigError: when the checkpoint has no draft stages to do it.
+        """
+        if not model.draft_stages:
+            if self.draft_block:
+                raise ConfigError(
+                    f"draft_block {self.draft_block} needs draft stages, this checkpoint has none"
+                )
+            return 0
+        return model.draft_block if self.draft_block is None else self.draft_block
 
     @property
     def resolved_backend(self) -> str:

@@ -1,5 +1,4 @@
-"""One conversation on the device: its slot, how far it has been processed, and how its next token
-is chosen.
+"""One conversation on the device: its slot, how far it has been processed, and what it tries next.
 
 Everything that a rollback must undo is a number here; the tensors are addressed by position.
 """
@@ -7,6 +6,7 @@ Everything that a rollback must undo is a number here; the tensors are addressed
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ultraflash.runtime.request import Generation
@@ -15,7 +15,11 @@ from ultraflash.runtime.step_io import Draw, Part
 
 @dataclass(slots=True)
 class Session:
-    """A request at work. `done` positions of its slot are processed; `ids[done:]` are not."""
+    """A request at work.
+
+    `done` positions of its slot are processed; `ids[done:]` are not. While decoding exactly one is
+    not: the token sampled last, behind which `drafts` are proposed.
+    """
 
     key: str
     request: Generation
@@ -25,7 +29,10 @@ class Session:
     ids: list[int]
     seed: int
     done: int = 0
-    steps: int = 0  # decode steps run, part of the random counter
+    steps: int = 0  # decode steps run, part of the random counter; 0 is the prefill
+    drafts: Sequence[int] = ()
+    confidence: Sequence[float] = ()  # of the drafts, before the sigmoid
+    cached: int = 0  # prompt tokens whose state came from a store
     prefill_ms: float = 0.0
 
     @classmethod
@@ -47,35 +54,43 @@ class Session:
 
     @property
     def waiting(self) -> int:
-        """Positions that are known but not processed: the rest of the prompt, or the token sampled
-        last."""
+        """Positions that are known but not processed: the rest of the prompt, or one token."""
         return len(self.ids) - self.done
 
-    def part(self, rows: int) -> Part:
-        """The next `rows` unprocessed positions as rows of a step."""
-        ids = self.ids[self.done : self.done + rows]
-        how = self.request.sampling
-        ban_eos = self.request.ignore_eos or self.generated < self.request.min_tokens
-        draw = Draw(
-            how.temperature,
-            how.top_p,
-            how.top_k,
-            self.seed,
-            self.steps,
-            self.eos if ban_eos else -1,
-        )
-        return Part(self.slot, self.done, ids, draw)
+    @property
+    def room(self) -> int:
+        """Drafts that could still become tokens before max_tokens or the context end the answer."""
+        left = min(self.request.max_tokens - self.generated, self.max_seq - len(self.ids))
+        return max(0, min(left - 1, len(self.drafts)))
 
-    def accept(self, token: int) -> str | None:
-        """Take the token sampled behind the last position; the reason to stop, if there is one.
+    def chunk(self, rows: int) -> Part:
+        """The next `rows` positions of the prompt as rows of a prefill."""
+        return self._part(self.ids[self.done : self.done + rows])
 
-        A stop id is not kept. With `ignore_eos`, EOS is banned while sampling, so only other stop
-        ids can come.
+    def verify(self, drafts: int) -> Part:
+        """The token sampled last and `drafts` proposals as rows of a decode step."""
+        return self._part([*self.ids[self.done :], *self.drafts[:drafts]])
+
+    def emit(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], str | None]:
+        """Take what a step gave; the tokens that count, and the reason to stop if there is one.
+
+        A stop id is not kept, nor anything behind it.
         """
         stops = self.request.stop_ids
-        if token in (frozenset({self.eos}) if stops is None else stops):
-            return "stop"
-        self.ids.append(token)
-        if self.generated >= self.request.max_tokens or len(self.ids) >= self.max_seq:
-            return "length"
-        return None
+        stops = frozenset({self.eos}) if stops is None else stops
+        kept: list[int] = []
+        for token in tokens:
+            if token in stops:
+                return tuple(kept), "stop"
+            kept.append(token)
+            self.ids.append(token)
+            if self.generated >= self.request.max_tokens or len(self.ids) >= self.max_seq:
+                return tuple(kept), "length"
+        return tuple(kept), None
+
+    def _part(self, ids: Sequence[int]) -> Part:
+        how = self.request.sampling
+        draw = Draw(how.temperature, how.top_p, how.top_k, self.seed, self.steps)
+        short = max(0, self.request.min_tokens - self.generated)
+        num_banned = len(ids) if self.request.ignore_eos else short
+        return Part(self.slot, self.done, ids, draw, self.eos, num_banned)
