@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help demo serve dev test golden lint type ci bench format clean run-venv
 
+MAKEFLAGS += --no-print-directory
 PORT ?= 8000
 BIN := .venv/bin
 

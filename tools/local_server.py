@@ -127,7 +127,8 @@ class LocalServer:
     def last_words(self) -> str:
         """The last line of the server's log that says something."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return last.removeprefix("error: ")
 
     def processes(self) -> list[Process]:
         """Every living process of the server: its session and all descendants."""

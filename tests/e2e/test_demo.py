@@ -17,8 +17,9 @@ COMMAND = [sys.executable, "-m", "ultraflash.tools.demo"]
 
 
 @pytest.fixture
-def mark() -> str:
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A word in the environment of everything that the demo starts."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # logs of servers that failed or were killed
     return f"demo-{uuid.uuid4().hex}"
 
 

@@ -12,55 +12,55 @@ from itertools import cycle
 import numpy as np
 
 from ultraflash.tools.golden import limits, measure
-from ultraflash.tools.golden.data import Array, ids_of
+from ultraflash.tools.golden.data import Array, Tensors, ids_of
 from ultraflash.tools.golden.limits import Limits
 from ultraflash.tools.golden.measure import Verdict
 from ultraflash.tools.golden.run import Run
 
-_VARIANTS = ("f32idx", "official")
+_OURS = "f32idx"
+_VARIANTS = (_OURS, "official")
+_VERBATIM = "logits verbatim.decode"
 
 
 def check_logits(run: Run) -> None:
     """Prefill, one token at a time, and in chunks of odd sizes, for every prompt."""
+    stale = run.report.wants(_VERBATIM)
+    steps: dict[int, Array] = {}
     for prompt in run.golden.prompts:
         names = [
             f"logits {v}.{kind}.P{prompt}" for v in _VARIANTS for kind in ("prefill", "decode")
         ]
-        names += [f"logits {kind}.P{prompt}" for kind in ("verbatim.decode", "chunks", "same_bits")]
-        if any(run.report.wants(name) for name in names):
-            _logits_of(run, prompt)
+        names += [f"logits {kind}.P{prompt}" for kind in ("chunks", "same_bits")]
+        if stale or any(run.report.wants(name) for name in names):
+            steps[prompt] = _logits_of(run, prompt)
+    if stale:
+        run.report.add(_VERBATIM, _towards_verbatim(run, steps))
 
 
-def _logits_of(run: Run, prompt: int) -> None:
+def _logits_of(run: Run, prompt: int) -> Array:
+    """Judge one prompt; returns the logits of its decode steps."""
     golden, probe, report = run.golden.tensors("logits"), run.probe, run.report
     ids, fed = run.golden.prompt(prompt), run.golden.decode(prompt)
     state, first = probe.prefill(ids)
     steps = np.concatenate([probe.extend(state, [token]) for token in fed])
     overall = run.limits.short_logits if prompt <= limits.SHORT_PROMPT else run.limits.logits
     for variant in _VARIANTS:
-        report.add(
-            f"logits {variant}.prefill.P{prompt}",
-            judge_logits(first, golden[f"{variant}.prefill.P{prompt}"], overall, run.limits),
-        )
-        # Not `overall`: after a prompt of two the reference itself differs by 0.055 from one
-        # prefill.
-        report.add(
-            f"logits {variant}.decode.P{prompt}",
-            judge_logits(
-                steps, golden[f"{variant}.decode.P{prompt}"], run.limits.logits, run.limits
-            ),
-        )
-    wanted = golden[f"f32idx.decode.P{prompt}"]
-    report.add(
-        f"logits verbatim.decode.P{prompt}",
-        _not_verbatim(steps, wanted, golden[f"verbatim.decode.P{prompt}"]),
-    )
+        room = 1.0 if variant == _OURS else limits.OTHER_INDEX_ROUNDING
+        # Steps are never held to the limit of short prompts: after a prompt of two, the reference's
+        # own steps differ from its prefill by 0.055.
+        for kind, got, limit in (
+            ("prefill", first, overall),
+            ("decode", steps, run.limits.logits),
+        ):
+            key = f"{variant}.{kind}.P{prompt}"
+            report.add(f"logits {key}", judge_logits(got, golden[key], limit, run.limits, room))
     chunks = _in_chunks(run, ids + fed)
-    whole = np.concatenate([golden[f"f32idx.prefill.P{prompt}"], wanted])
+    whole = np.concatenate([golden[f"{_OURS}.{kind}.P{prompt}"] for kind in ("prefill", "decode")])
     report.add(
         f"logits chunks.P{prompt}", judge_logits(chunks, whole, run.limits.logits, run.limits)
     )
     report.add(f"logits same_bits.P{prompt}", measure.exact(chunks, np.concatenate([first, steps])))
+    return steps
 
 
 def _in_chunks(run: Run, ids: list[int]) -> Array:
@@ -80,7 +80,9 @@ def _in_chunks(run: Run, ids: list[int]) -> Array:
     return np.concatenate(logits)
 
 
-def judge_logits(got: Array, want: Array, overall: float, allowed: Limits) -> Verdict:
+def judge_logits(
+    got: Array, want: Array, overall: float, allowed: Limits, room: float = 1.0
+) -> Verdict:
     """The whole array, quartile and median of its rows, the argmax where its margin is clear.
 
     A flipped choice spoils single rows, a systematic mistake moves them all: hence the quantiles.
@@ -90,7 +92,8 @@ def judge_logits(got: Array, want: Array, overall: float, allowed: Limits) -> Ve
         return bad
     rows = [measure.relative_rms(a, b) for a, b in zip(got, want, strict=True)]
     quartile, median = np.quantile(rows, [0.25, 0.5])
-    room = limits.FEW_ROWS_FACTOR if len(rows) < limits.FEW_ROWS else 1.0
+    if len(rows) < limits.FEW_ROWS:
+        room *= limits.FEW_ROWS_FACTOR
     best = np.sort(want, axis=-1)
     clear = best[:, -1] - best[:, -2] > limits.CLEAR_MARGIN
     wrong = int((clear & (got.argmax(-1) != want.argmax(-1))).sum())
@@ -109,16 +112,24 @@ def judge_logits(got: Array, want: Array, overall: float, allowed: Limits) -> Ve
     return Verdict(ok, error, overall, note)
 
 
-def _not_verbatim(got: Array, wanted: Array, verbatim: Array) -> Verdict:
-    """The engine must be nearer to own-keys decoding than to the release's stale keys."""
-    if np.array_equal(wanted, verbatim):
-        return measure.within(0.0, 1.0, "the release's stale index keys change nothing here")
-    right, stale = measure.relative_rms(got, wanted), measure.relative_rms(got, verbatim)
-    return measure.within(
-        right / max(stale, 1e-30),
-        1.0,
-        "distance to own-keys decoding / to the release's stale keys",
-    )
+def _towards_verbatim(run: Run, steps: dict[int, Array]) -> Verdict:
+    """How far the steps go from own-keys decoding to the release's stale index keys: 1 all the way.
+
+    Projected on that direction drift counts little, but not nothing, since the golden runs drift
+    too: hence over all prompts together, and from the mean of the two runs with own keys.
+    """
+    golden = run.golden.tensors("logits")
+    along = length = 0.0
+    for prompt, got in steps.items():
+        own = np.mean(
+            [golden[f"{v}.decode.P{prompt}"] for v in _VARIANTS], axis=0, dtype=np.float64
+        )
+        away = golden[f"verbatim.decode.P{prompt}"] - own
+        if got.shape == own.shape:
+            along += float(((got - own) * away).sum())
+            length += float(np.square(away).sum())
+    share = along / length if length else 0.0
+    return measure.within(share, limits.STALE, "of the way to the release's stale index keys")
 
 
 def check_greedy(run: Run) -> None:
@@ -160,7 +171,6 @@ def _greedy(run: Run, prefix: str, steps: Array, prefill: Array) -> None:
 def check_decisions(run: Run) -> None:
     """Experts, selections, pools of a free prefill: near ties may differ, clear choices not."""
     golden = run.golden.tensors("decisions")
-    gaps: dict[str, float] = {}
     for prompt in run.golden.prompts:
         keys = sorted(key for key in golden if key.startswith(f"P{prompt}."))
         if not run.report.wants_any("decisions", keys):
@@ -175,13 +185,31 @@ def check_decisions(run: Run) -> None:
             elif name == "pool":
                 run.report.add(f"decisions {key}", _pool(run, found[name], golden[key]))
             else:
-                gap = name.replace("expert_ids", "expert_gap").replace("sel", "sel_gap")
-                if gap not in gaps:
-                    gaps[gap] = _median_gap(run, gap)
-                clear = golden[f"P{prompt}.{gap}"] > gaps[gap]
-                run.report.add(
-                    f"decisions {key}", _choices(run.limits, found[name], golden[key], clear)
-                )
+                run.report.add(f"decisions {key}", _choices(run, prompt, name, found[name]))
+
+
+def _choices(run: Run, prompt: int, name: str, got: Array) -> Verdict:
+    """The share of golden choices that were not made, over rows with a clear gap and over all.
+
+    One choice may always differ: the rows of a short prompt would have no room for any.
+    """
+    golden = run.golden.tensors("decisions")
+    kind = "experts" if name.endswith("expert_ids") else "selected"
+    gap = name.replace("expert_ids", "expert_gap").replace("sel", "sel_gap")
+    want = golden[f"P{prompt}.{name}"]
+    gaps = golden[f"P{prompt}.{gap}"]
+    clear = gaps > _median_gap(run, gap)
+    rows = measure.missed(got, want)
+    error = float(rows[clear].mean()) if clear.any() else 0.0
+    overall = float(rows.mean())
+    limit = max(run.limits.clear_missed[kind], 1 / max(1, int(clear.sum()) * want.shape[1]))
+    most = max(run.limits.missed[kind], 1 / want.size)
+    note = (
+        f"missed in {int(clear.sum())} clear rows; in all {len(want)}: {overall:.3f} <= {most:.3f}"
+    )
+    no_choice = np.isinf(gaps)  # everything is selected: nothing to be near
+    ok = error <= limit and overall <= most and not rows[no_choice].any()
+    return Verdict(ok, error, limit, note)
 
 
 def _median_gap(run: Run, gap: str) -> float:
@@ -194,30 +222,28 @@ def _median_gap(run: Run, gap: str) -> float:
     return float(np.quantile(values, limits.CLEAR_GAP_QUANTILE)) if len(values) else 0.0
 
 
-def _choices(allowed: Limits, got: Array, want: Array, clear: Array) -> Verdict:
-    """Rows with another set: few of those with a clear gap, and not too many of all."""
-    other = measure.rows_with_other_sets(got, want)
-    wrong, differ = int((other & clear).sum()), int(other.sum())
-    limit = math.floor(allowed.clear_choices_wrong * int(clear.sum()))
-    most = math.floor(allowed.choices_wrong * len(want))
-    note = f"clear rows differ, of {int(clear.sum())}; of all {len(want)}: {differ} <= {most}"
-    return Verdict(wrong <= limit and differ <= most, wrong, limit, note)
-
-
 def _pool(run: Run, got: Array, want: Array) -> Verdict:
-    """Pools as reachable positions; rows whose blocks all fit into the pool must be equal."""
+    """The share of pooled positions that is missing, over rows whose blocks do not all fit.
+
+    Where they fit, every reachable position must be there.
+    """
     model = run.golden.model
     bad = measure.misshapen(got, want)
     if bad:
         return bad
-    ratio = max(1, model.ratio(model.candidate_source))
-    reach = (np.arange(len(want)) + 1) // ratio
+    reach = (np.arange(len(want)) + 1) // max(1, model.ratio(model.candidate_source))
     reachable = np.arange(want.shape[1]) < reach[:, None]
-    other = (((got != 0) ^ (want != 0)) & reachable).any(axis=1)
-    whole = reach <= model.candidate_blocks * model.candidate_block_size
-    limit = math.floor(run.limits.pool_rows * int((~whole).sum()))
-    error = int(other.sum()) if not (other & whole).any() else math.inf
-    return measure.within(error, limit, f"rows that differ, of {int((~whole).sum())} that are cut")
+    theirs = (want != 0) & reachable
+    lost = (theirs & (got == 0)).sum(axis=1) / np.maximum(1, theirs.sum(axis=1))
+    cut = reach > model.candidate_blocks * model.candidate_block_size
+    error = float(lost[cut].mean()) if cut.any() else 0.0
+    limit = run.limits.missed["selected"]
+    return Verdict(
+        error <= limit and not lost[~cut].any(),
+        error,
+        limit,
+        f"missed in {int(cut.sum())} cut rows",
+    )
 
 
 def check_caches(run: Run) -> None:
@@ -226,15 +252,42 @@ def check_caches(run: Run) -> None:
         golden = run.golden.tensors(stem)
         for prompt in run.golden.prompts:
             keys = sorted(key for key in golden if key.startswith(f"P{prompt}."))
-            if not run.report.wants_any(stem, keys):
-                continue
-            state, _ = run.probe.prefill(run.golden.prompt(prompt))
-            found = run.probe.caches(state)
-            for key in keys:
-                name = key.removeprefix(f"P{prompt}.")
-                layer, kind = name.removeprefix("L").split(".")
-                if name not in found:
-                    run.report.fail(f"{stem} {key}", f"the engine returned no {name}")
-                    continue
-                limit = run.limits.forced[kind] if layer == "0" else run.limits.free_caches
-                run.report.add(f"{stem} {key}", measure.relative(found[name], golden[key], limit))
+            if run.report.wants_any(stem, keys):
+                _caches(run, stem, prompt, keys)
+
+
+def _caches(run: Run, stem: str, prompt: int, keys: list[str]) -> None:
+    golden = run.golden.tensors(stem)
+    held = _held(run, golden, prompt)
+    note = f"golden holds the first rows of P{held}'s" if held != prompt else ""
+    state, _ = run.probe.prefill(run.golden.prompt(held))
+    found = run.probe.caches(state)
+    for key in keys:
+        name = key.removeprefix(f"P{prompt}.")
+        layer, kind = name.removeprefix("L").split(".")
+        if name not in found:
+            run.report.fail(f"{stem} {key}", f"the engine returned no {name}")
+            continue
+        want = golden[key]
+        limit = run.limits.forced[kind] if layer == "0" else run.limits.free_caches
+        got = found[name][: len(want)] if held != prompt else found[name]
+        run.report.add(f"{stem} {key}", measure.relative(got, want, limit, note))
+
+
+def _held(run: Run, golden: Tensors, prompt: int) -> int:
+    """The prompt whose caches a file really holds under this one's name.
+
+    tiny-a kept views, not copies: what it calls P16 was overwritten by the run of P33. Such arrays
+    are compared with what they are.
+    """
+    names = [key.removeprefix(f"P{prompt}.") for key in golden if key.startswith(f"P{prompt}.")]
+    for other in run.golden.prompts:
+        if other > prompt and all(
+            (later := golden.get(f"P{other}.{name}")) is not None
+            and np.array_equal(
+                golden[f"P{prompt}.{name}"], later[: len(golden[f"P{prompt}.{name}"])]
+            )
+            for name in names
+        ):
+            return other
+    return prompt

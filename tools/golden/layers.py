@@ -18,6 +18,11 @@ from ultraflash.tools.golden.data import Array, Tensors
 from ultraflash.tools.golden.measure import Verdict
 from ultraflash.tools.golden.run import Run
 
+_CHOICES = {
+    "expert_ids": ("experts", limits.EXPERT_ROWS),
+    "sel": ("selected", limits.SELECTED_ROWS),
+}
+
 
 def check_layers(run: Run) -> None:
     """Every `layers_{variant}_P{P}` file."""
@@ -98,18 +103,23 @@ class _File:
         got, want = np.asarray(out[name]), self.golden[key]
         if name == "hash":
             return measure.exact(got, want)
-        if name == "expert_ids":
-            return measure.sets(got, want, limits.EXPERT_ROWS)
-        if name == "sel":
-            return measure.sets(got, want, limits.SELECTED_ROWS)
         chained = layer in self.chained
-        limit = self.run.limits.forced[name] * (limits.CHAINED if chained else 1.0)
         note = "from this engine's own stream" if chained else ""
+        if name in _CHOICES:
+            kind, share = _CHOICES[name]
+            if not chained:
+                return measure.sets(got, want, share)
+            missed = float(measure.missed(got, want).mean())
+            return measure.within(missed, self.run.limits.missed[kind], f"missed, {note}")
+        limit = self.run.limits.forced[name]
+        if chained:
+            limit = min(limit * self.run.limits.chained, self.run.limits.free_caches)
         if name == "expert_w":
             golden_ids = self.golden[key.removesuffix("expert_w") + "expert_ids"]
             return measure.paired(out["expert_ids"], got, golden_ids, want, limit)
         if name == "index_scores":
-            return _scores(got, want, limit, limits.SELECTED_ROWS)
+            share = limits.SELECTED_ROWS if not chained else self.run.limits.missed["selected"]
+            return _scores(got, want, limit, share)
         return measure.relative(got, want, limit, note)
 
 

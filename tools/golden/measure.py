@@ -95,6 +95,18 @@ def rows_with_other_sets(got: Any, want: Array) -> npt.NDArray[np.bool_]:
     )
 
 
+def missed(got: Any, want: Array) -> npt.NDArray[np.float64]:
+    """For each row, the share of the wanted ids that is not there (1: none wanted, some there)."""
+    a = np.asarray(got)
+    if a.ndim != 2 or len(a) != len(want):
+        return np.ones(len(want))
+    rows = []
+    for mine, theirs in zip(a.tolist(), want.tolist(), strict=True):
+        have, need = set(mine) - {-1}, set(theirs) - {-1}
+        rows.append(len(need - have) / len(need) if need else float(bool(have)))
+    return np.array(rows)
+
+
 def sets(got: Any, want: Array, share: float) -> Verdict:
     """Rows of ids that differ as sets; a `share` of the rows, rounded down, may."""
     differ = int(rows_with_other_sets(got, want).sum())
