@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ultraflash.graphs.globalkv import GlobalStore
@@ -29,50 +29,57 @@ from ultraflash.graphs.plan import Ref
 
 
 @dataclass(frozen=True)
-class Prologue:
-    """What all layers share in a step."""
+class Shared:
+    """What all layers of a step share."""
 
     plain: Angles
     compressed: Angles
-    groups: dict[int, Angles]
-    engram_ids: Ref | None
-    engram_history: Ref | None
+    store: GlobalStore
+    engram_ids: Ref | None = None  # [T] i32
+    engram_history: Ref | None = None  # [slots, R] i32
 
 
-def prologue(s: Scope) -> tuple[Prologue, Streams]:
-    """Embedding, angles and compressed ids."""
-    m, io = s.model, s.io
-    x, pre = s.out("embed.x", (m.hc, m.hidden)), s.out("embed.pre", (m.hc,), "f32")
-    s.b.add(
-        "step.embed", Embed(io.ids, s.b.weight("embed", (m.vocab, m.hidden), "bf16"), x, pre, m.hc)
+def shared(s: Scope) -> Shared:
+    """Angles of this step's positions, and a store that no layer has filled yet."""
+    m = s.model
+    plain, compressed = (
+        angles(s, "step.plain", "plain"),
+        angles(s, "step.compressed", "compressed"),
     )
-    plain, compressed = angles(s, "step.plain", "plain"), angles(s, "step.compressed", "compressed")
-    ratios = sorted({m.ratio(layer) for layer in m.kv_sources})
     groups = {
         r: compressed if r == 1 else angles(s, f"step.group{r}", "compressed", 1 - r)
-        for r in ratios
+        for r in sorted({m.ratio(layer) for layer in m.kv_sources})
     }
-    ids = history = None
-    if m.engram_layers:
-        ids, history = s.out("engram.ids", (), "i32"), ring(s, "engram.history", (), "i32")
-        token_map = s.b.weight("engram.token_map", (m.vocab,), "i64")
-        s.b.add("step.engram_ids", EngramIds(io.ids, io.is_image, token_map, ids))
-    return Prologue(plain, compressed, groups, ids, history), Streams(x, pre)
+    return Shared(plain, compressed, GlobalStore(s, groups))
 
 
-def attention(s: Scope, number: int, x: Ref, shared: Prologue, store: GlobalStore) -> Ref:
+def embedded(s: Scope, with_angles: Shared) -> tuple[Shared, Streams]:
+    """Embedding of the step's tokens, and their compressed ids for the Engram layers."""
+    m, io = s.model, s.io
+    x, pre = s.out("embed.x", (m.hc, m.hidden)), s.out("embed.pre", (m.hc,), "f32")
+    table = s.b.weight("embed", (m.vocab, m.hidden), "bf16")
+    s.b.add("step.embed", Embed(io.ids, table, x, pre, m.hc))
+    if not m.engram_layers:
+        return with_angles, Streams(x, pre)
+    ids, history = s.out("engram.ids", (), "i32"), ring(s, "engram.history", (), "i32")
+    token_map = s.b.weight("engram.token_map", (m.vocab,), "i64")
+    s.b.add("step.engram_ids", EngramIds(io.ids, io.is_image, token_map, ids))
+    return replace(with_angles, engram_ids=ids, engram_history=history), Streams(x, pre)
+
+
+def attention(s: Scope, number: int, common: Shared, x: Ref) -> Ref:
     """The attention sub-layer of layer `number` on its normed input. [T, D] bf16."""
     m, label, weights = s.model, f"L{number}.attn", f"layers.{number}.attn"
     ratio = m.ratio(number)
-    at = shared.compressed if ratio else shared.plain
+    at = common.compressed if ratio else common.plain
     x_q8 = s.quant8(f"{label}_in_q8", x)
     q, low_q8 = queries(s, label, weights, x_q8, at)
     kv = window_rows(s, label, weights, x_q8, at)
-    if number in m.kv_sources:
-        store.add_entries(number, x)
+    if number in m.kv_sources and number not in common.store.main:
+        common.store.add_entries(number, x)
     if number in m.index_sources:
-        store.select(number, x, low_q8, at)
-    return attend(s, label, weights, q, kv, store.seen_by(number) if ratio else None, at)
+        common.store.select(number, x, low_q8, at)
+    return attend(s, label, weights, q, kv, common.store.seen_by(number) if ratio else None, at)
 
 
 @dataclass(frozen=True)
@@ -83,16 +90,14 @@ class Backbone:
     taps: Ref | None  # [T, targets*D] bf16
 
 
-def all_layers(s: Scope, taps: bool) -> Backbone:
-    """The whole backbone; the Engram history is written behind it. Streams: `L{n}.X`, `L{n}.ffn.pre`."""
+def layers(s: Scope, numbers: range, streams: Streams, common: Shared, taps: bool) -> Backbone:
+    """Some layers in a row. Streams that leave layer n are called `L{n}.X` and `L{n}.ffn.pre`."""
     m = s.model
-    shared, streams = prologue(s)
-    store = GlobalStore(s, shared.groups)
     tapped: Ref | None = None
-    for number in range(m.num_layers):
+    for number in numbers:
         x = streams.x
-        if number in m.engram_layers and shared.engram_ids and shared.engram_history:
-            x = engram(s, number, x, shared.engram_ids, shared.engram_history)
+        if number in m.engram_layers and common.engram_ids and common.engram_history:
+            x = engram(s, number, x, common.engram_ids, common.engram_history)
         if taps and number in m.draft_targets:
             tapped = _tap(s, number, x, tapped)
         streams = residual_layer(
@@ -100,12 +105,24 @@ def all_layers(s: Scope, taps: bool) -> Backbone:
             f"L{number}",
             f"layers.{number}",
             Streams(x, streams.pre),
-            partial(attention, s, number, shared=shared, store=store),
+            partial(attention, s, number, common),
             (m.experts, m.active_experts),
         )
-    if shared.engram_ids and shared.engram_history:
-        write_ring(s, "step_end.engram", shared.engram_ids, shared.engram_history)
     return Backbone(streams, tapped)
+
+
+def all_layers(s: Scope, taps: bool) -> Backbone:
+    """The whole backbone from token ids on."""
+    common, streams = embedded(s, shared(s))
+    out = layers(s, range(s.model.num_layers), streams, common, taps)
+    write_history(s, common)
+    return out
+
+
+def write_history(s: Scope, common: Shared) -> None:
+    """This step's compressed ids enter the Engram history, behind everybody who read it."""
+    if common.engram_ids and common.engram_history:
+        write_ring(s, "step_end.engram", common.engram_ids, common.engram_history)
 
 
 def _tap(s: Scope, number: int, x: Ref, before: Ref | None) -> Ref:

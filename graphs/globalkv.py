@@ -40,6 +40,17 @@ class GlobalStore:
         m = self.s.model
         return GlobalKv(*self.main[m.kv_source(layer)], self.sel[m.index_source(layer)])
 
+    def know_entries(self, layer: int) -> None:
+        """Name the entries and index keys of KV source `layer`, whoever fills them."""
+        s, m, label = self.s, self.s.model, f"L{layer}.attn"
+        slots, entries = s.capacity.slots, s.capacity.entries(m.ratio(layer))
+
+        def state(name: str, width: int) -> Ref:
+            return s.b.state(f"{label}.{name}", (slots, entries, width), "u8")
+
+        self.main[layer] = state("main_codes", m.head_dim // 2), state("main_scales", m.head_dim // 16)
+        self.keys[layer] = state("key_codes", m.index_dim // 2), state("key_scales", m.index_dim // 32)
+
     def add_entries(self, layer: int, x: Ref) -> None:
         """Compress this step's tokens into entries and index keys of KV source `layer`; x is its
         normed input."""
@@ -47,15 +58,7 @@ class GlobalStore:
         ratio, label = m.ratio(layer), f"L{layer}.attn"
         latent = self._latent(layer, x)
         at = self.group_angles[ratio]
-        slots, entries = s.capacity.slots, s.capacity.entries(ratio)
-
-        def state(name: str, width: int) -> Ref:
-            return s.b.state(f"{label}.{name}", (slots, entries, width), "u8")
-
-        self.main[layer] = (
-            state("main_codes", m.head_dim // 2),
-            state("main_scales", m.head_dim // 16),
-        )
+        self.know_entries(layer)
         s.b.add(
             f"{label}.store_kv",
             StoreMainKv(latent, at.cos, at.sin, io.slot, io.position, *self.main[layer], ratio),
@@ -64,10 +67,6 @@ class GlobalStore:
             f"{label}.index_wk", latent, f"layers.{layer}.attn.indexer.wk", m.index_dim, "bf16"
         )
         key = s.norm(f"{label}.index_key", raw, f"layers.{layer}.attn.indexer.k_norm")
-        self.keys[layer] = (
-            state("key_codes", m.index_dim // 2),
-            state("key_scales", m.index_dim // 32),
-        )
         s.b.add(
             f"{label}.store_key",
             StoreIndexKey(key, at.cos, at.sin, io.slot, io.position, *self.keys[layer], ratio),

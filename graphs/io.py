@@ -47,7 +47,7 @@ class Io:
 def io_buffers(b: PlanBuilder, model: Model, block: int, sampled_rows: int) -> Io:
     """The io buffers of a plan of `b.rows` rows and `b.sequences` sequences.
 
-    `block` rows are drafted for each sequence; tokens are emitted behind `sampled_rows` rows.
+    `block` rows are drafted for each sequence; tokens are emitted behind `sampled_rows` rows, if any.
     """
     t, s, words = b.rows, b.sequences, -(-model.vocab // 32)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {

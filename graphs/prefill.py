@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ultraflash.graphs.backbone import all_layers, head
 from ultraflash.graphs.draft import append_context, draft
-from ultraflash.graphs.layers import Streams
+from ultraflash.graphs.layers import Scope, Streams
 from ultraflash.graphs.plan import Plan
 from ultraflash.graphs.step import Build, accept, last_rows, last_scope, scope
 
@@ -22,11 +22,15 @@ def build_prefill(build: Build, rows: int, *, ends: bool = True) -> Plan:
     out = all_layers(s, taps=build.block > 0)
     if out.taps:
         append_context(s, out.taps)
-    if not ends:
-        return s.b.build()
-    x, pre = last_rows(s, "x", out.streams.x), last_rows(s, "pre", out.streams.pre)
+    if ends:
+        end_of_prompt(s, build.block, out.streams)
+    return s.b.build()
+
+
+def end_of_prompt(s: Scope, block: int, streams: Streams) -> None:
+    """Head, token and drafts behind the last row of each sequence."""
+    x, pre = last_rows(s, "x", streams.x), last_rows(s, "pre", streams.pre)
     tail = last_scope(s)
     accept(tail, head(tail, Streams(x, pre)), None)
-    if out.taps:
-        draft(tail, build.block)
-    return s.b.build()
+    if block:
+        draft(tail, block)

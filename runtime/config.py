@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ultraflash.graphs.ced import MODES
 from ultraflash.graphs.model import Model
 from ultraflash.runtime.errors import ConfigError
 
@@ -39,6 +40,8 @@ class RuntimeConfig:
     max_sequences: int = 4
     max_seq: int | None = None
     prefill_chunks: tuple[int, ...] = (16, 128)
+    prefill: str = "full"  # or ced20, ced21: what of a prompt the decoder layers see
+    tail: int = 136  # last prompt tokens that ced20 and ced21 replay through the decoder
     draft_block: int | None = None  # rows of a draft block, 0 = plain decoding; None: as trained
     max_rows: int = 8  # rows that a decode step verifies at most, over all sequences
     attention_weights: str = (
@@ -63,6 +66,7 @@ class RuntimeConfig:
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        _one_of("prefill", self.prefill, MODES)
         chunks = self.prefill_chunks
         if not chunks or chunks[0] < 1 or list(chunks) != sorted(set(chunks)):
             raise ConfigError(

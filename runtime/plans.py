@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
+from ultraflash.graphs.ced import build_encode, build_replay
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.plan import Plan
 from ultraflash.graphs.prefill import build_prefill
@@ -29,32 +32,56 @@ class Plans:
     def __init__(self, build: Build, backend: Backend, config: RuntimeConfig) -> None:
         """Nothing is compiled yet."""
         self._build, self._backend, self._config = build, backend, config
-        self._decode: dict[tuple[int, int], Runner] = {}
-        self._prefill: dict[tuple[int, bool], Runner] = {}
+        self._runners: dict[tuple[str, int, int], Runner] = {}
 
     def decode(self, parts: list[Part]) -> list[Result]:
         """A decode step of all parts together."""
         return self._run(self.decode_runner(sum(len(p.ids) for p in parts), len(parts)), parts)
 
     def prefill(self, part: Part, ends: bool) -> Result | None:
-        """A chunk of a prompt; a result only if the prompt ends with it."""
-        rows = next(n for n in self._config.prefill_chunks if n >= len(part.ids))
-        results = self._run(self.prefill_runner(rows, ends), [part])
+        """A chunk of a prompt through all layers; a result only if the prompt ends with it."""
+        results = self._run(self.prefill_runner(self._chunk(part), ends), [part])
         return results[0] if ends else None
 
+    def encode(self, part: Part) -> None:
+        """A chunk of a prompt through the encoder alone (modes ced20 and ced21)."""
+        self._run(self.encode_runner(self._chunk(part)), [part])
+
+    def replay(self, part: Part) -> Result:
+        """The decoder over the last rows of an encoded prompt; windows start with the part."""
+        return self._run(self.replay_runner(), [replace(part, window_start=part.start)])[0]
+
     def decode_runner(self, rows: int, sequences: int) -> Runner:
-        """The plan for this many rows and sequences."""
-        key = rows, sequences
-        if key not in self._decode:
-            self._decode[key] = self._compile(build_decode(self._build, rows, sequences))
-        return self._decode[key]
+        """The decode plan for this many rows and sequences."""
+        return self._runner(
+            ("decode", rows, sequences), partial(build_decode, self._build, rows, sequences)
+        )
 
     def prefill_runner(self, rows: int, ends: bool) -> Runner:
-        """The plan for a chunk of this many rows."""
-        key = rows, ends
-        if key not in self._prefill:
-            self._prefill[key] = self._compile(build_prefill(self._build, rows, ends=ends))
-        return self._prefill[key]
+        """The plan for a chunk of this many rows through all layers."""
+        return self._runner(
+            ("prefill", rows, ends), partial(build_prefill, self._build, rows, ends=ends)
+        )
+
+    def encode_runner(self, rows: int) -> Runner:
+        """The plan for a chunk of this many rows through the encoder."""
+        mode, tail = self._config.prefill, self._config.tail
+        return self._runner(
+            ("encode", rows, 1), partial(build_encode, self._build, mode, tail, rows)
+        )
+
+    def replay_runner(self) -> Runner:
+        """The plan for the tail of an encoded prompt."""
+        mode, tail = self._config.prefill, self._config.tail
+        return self._runner(("replay", tail, 1), partial(build_replay, self._build, mode, tail))
+
+    def _chunk(self, part: Part) -> int:
+        return next(n for n in self._config.prefill_chunks if n >= len(part.ids))
+
+    def _runner(self, key: tuple[str, int, int], build: Callable[[], Plan]) -> Runner:
+        if key not in self._runners:
+            self._runners[key] = self._compile(build())
+        return self._runners[key]
 
     def _run(self, runner: Runner, parts: list[Part]) -> list[Result]:
         write_step(runner, parts)

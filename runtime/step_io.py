@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ultraflash.runtime.backend import Runner
+from ultraflash.runtime.backend import Array, Runner
 
 NO_SEQUENCE = -1  # slot of a row that belongs to nobody
 
@@ -56,8 +56,15 @@ def write_step(runner: Runner, parts: Sequence[Part]) -> None:
         io["banned"][at : min(at + part.num_banned, end)] = part.banned
         row_start[number + 1 :] = at = end
     for name, value in (io | {"row_start": row_start}).items():
+        _write(runner, name, value)
+    if "io.token" in runner.plan.buffers:
+        _write_draws(runner, parts)
+
+
+def _write(runner: Runner, name: str, value: Array) -> None:
+    # A plan has only the io buffers that its nodes use: a part of a prompt draws no token.
+    if f"io.{name}" in runner.plan.buffers:
         runner.write(f"io.{name}", value)
-    _write_draws(runner, parts)
 
 
 def write_constants(runner: Runner) -> None:
@@ -84,8 +91,6 @@ _DRAW_TYPES = {
 
 
 def _write_draws(runner: Runner, parts: Sequence[Part]) -> None:
-    if "io.token" not in runner.plan.buffers:  # a part of a prompt that draws nothing
-        return
     draws = [p.draw for p in parts] + [Draw()] * (runner.plan.sequences - len(parts))
     for name, dtype in _DRAW_TYPES.items():
         runner.write(f"io.{name}", np.array([getattr(d, name) for d in draws], dtype))
