@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ultraflash.graphs.draw import pick
 from ultraflash.graphs.numerics import F32, F64
 from ultraflash.graphs.philox import U32, U64, Purpose, uniform
 from ultraflash.graphs.plan import Op, Ref
@@ -119,12 +120,6 @@ class Sample(Op):
                 logprob[s] = logs[token[s]]
                 top_ids[s, :best], top_logprobs[s, :best] = order, logs[order]
         return token, logprob, top_ids, top_logprobs
-
-
-def pick(p: F64, u: float) -> int:
-    """The first id whose cumulative probability exceeds u; never an id of probability 0."""
-    cumulative = np.cumsum(p)
-    return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
 
 
 def log_softmax(logits: F32) -> F32:
