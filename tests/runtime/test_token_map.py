@@ -72,6 +72,13 @@ def test_a_damaged_cache_is_built_again(model: Model, tmp_path: Path, content: b
     assert np.array_equal(np.load(cached), first)
 
 
+def test_a_cache_that_cannot_be_written_costs_only_a_warning(
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert build_token_map(TOKENIZER, model, tmp_path / "gone").shape == (512,)
+    assert "token map not kept in" in caplog.text
+
+
 def test_ids_beyond_the_tokenizer_count_as_padding(model: Model) -> None:
     token_map = build_token_map(TOKENIZER, replace(model, vocab=520), None)
     assert token_map.shape == (520,)
