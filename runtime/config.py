@@ -30,6 +30,7 @@ class RuntimeConfig:
     """Settings of one engine.
 
     Units: `max_seq` tokens, None = the checkpoint's own limit; `prefill_chunks` rows, ascending.
+    `attention_weights` bf16 is a test switch: round as the reference does (model.md 4.4).
     """
 
     checkpoint: Path = BUNDLED_CHECKPOINT
@@ -38,9 +39,7 @@ class RuntimeConfig:
     max_sequences: int = 4
     max_seq: int | None = None
     prefill_chunks: tuple[int, ...] = (16, 128)
-    attention_weights: str = (
-        "fp32"  # bf16: test switch, rounds as the reference does (model.md 4.4)
-    )
+    attention_weights: str = "fp32"
     cache_dir: Path = field(default_factory=_default_cache_dir)
     check: bool = False
     dump: frozenset[str] = frozenset()
