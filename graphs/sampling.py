@@ -49,12 +49,6 @@ def distribution(logits: F32, temperature: float, top_p: float, top_k: int) -> F
     return p
 
 
-def pick(p: F64, u: float) -> int:
-    """The first id whose cumulative probability exceeds u; never an id of probability 0."""
-    cumulative = np.cumsum(p)
-    return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
-
-
 def log_softmax(logits: F32) -> F32:
     """Natural logarithms of the probabilities; -inf stays -inf."""
     wide = logits.astype(np.float64)

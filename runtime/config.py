@@ -32,6 +32,7 @@ class RuntimeConfig:
     """Settings of one engine.
 
     Units: `max_seq` tokens, None = the checkpoint's own limit; `prefill_chunks` rows, ascending.
+    `attention_weights` bf16 is a test switch: round as the reference does (model.md 4.4).
     """
 
     checkpoint: Path = BUNDLED_CHECKPOINT
@@ -44,9 +45,7 @@ class RuntimeConfig:
     tail: int = 136  # last prompt tokens that ced20 and ced21 replay through the decoder
     draft_block: int | None = None  # rows of a draft block, 0 = plain decoding; None: as trained
     max_rows: int = 8  # rows that a decode step verifies at most, over all sequences
-    attention_weights: str = (
-        "fp32"  # bf16: test switch, rounds as the reference does (model.md 4.4)
-    )
+    attention_weights: str = "fp32"
     cache_dir: Path = field(default_factory=_default_cache_dir)
     check: bool = False
     dump: frozenset[str] = frozenset()

@@ -226,7 +226,9 @@ def _copy_small_files(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def _meter(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+def _meter(
+    console: Console, what: str, total: int, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int], None]]:
     """A bar with rate and time left on a terminal, a line every few seconds elsewhere."""
     if console.is_terminal:
         columns = (
@@ -241,13 +243,13 @@ def _meter(console: Console, what: str, total: int) -> Iterator[Callable[[int], 
             yield lambda count: progress.advance(task, count)
         return
 
-    started = last = time.monotonic()
+    started = last = clock()
     done = 0
 
     def advance(count: int) -> None:
         nonlocal done, last
         done += count
-        now = time.monotonic()
+        now = clock()
         if now - last >= _LINE_SECONDS:
             last, rate = now, done / (now - started)
             left = (total - done) / rate
@@ -257,7 +259,7 @@ def _meter(console: Console, what: str, total: int) -> Iterator[Callable[[int], 
             )
 
     yield advance
-    seconds = max(time.monotonic() - started, 1e-9)
+    seconds = max(clock() - started, 1e-9)
     console.print(f"{what}: {done:,} bytes in {seconds:.1f} s, {done / seconds / 1e9:.2f} GB/s")
 
 

@@ -176,6 +176,13 @@ def _plain_values(model: Model) -> Iterator[tuple[str, Any]]:
         yield field.name, value
 
 
+def _wished(path: Path) -> Model:
+    try:
+        return Model.from_config(json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 0, or 2 when the request makes no sense."""
     parser = argparse.ArgumentParser(
@@ -199,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(f"--seed must not be negative, got {options.seed}")
         model = PRESETS[options.preset]
         if options.config:
-            model = Model.from_config(json.loads(options.config.read_text(encoding="utf-8")))
+            model = _wished(options.config)
         model = make_tiny(options.out, model, options.seed)
     except OSError as error:
         print(f"{error.filename} cannot be used: {error.strerror}", file=sys.stderr)

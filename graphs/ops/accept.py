@@ -9,10 +9,10 @@ import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64
 from ultraflash.graphs.sampling import TOP_LOGPROBS, constrain, distribution, log_softmax
-from ultraflash.graphs.philox import U32, U64, Purpose, uniform
+from ultraflash.graphs.philox import U32, U64
 from ultraflash.graphs.plan import Op, Ref
 from ultraflash.graphs.rows import I32
-from ultraflash.graphs.verify import block_verify, greedy_verify
+from ultraflash.graphs.verify import block_verify, greedy_verify, verify_draws
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class Accept(Op):
                 how = float(temperature[s]), float(top_p[s]), int(top_k[s])
                 p = np.stack([distribution(row, *how) for row in final])[None]
                 drawn = _drawn(q, int(slot[own.start]), drafts.shape[1], p.shape[2])
-                coins, draw = _draws(seed[s], position[own], int(step[s]))
+                behind = position[own.start : own.start + 1] + 1
+                coins, draw = verify_draws(seed[s : s + 1], behind, step[s : s + 1], drawn.shape[1])
                 kept, last = block_verify(p, drawn, drafts, coins, draw)
             accepted[s], token[s] = kept[0], last[0]
             if want_logprobs[s]:
@@ -107,17 +108,6 @@ def _drawn(q: F32 | None, slot: int, count: int, vocab: int) -> F64:
     if q is None or count == 0:
         return np.zeros((1, count, vocab))
     return q[slot, None, :count].astype(np.float64)
-
-
-def _draws(seed: np.uint64, position: I32, step: int) -> tuple[F64, F64]:
-    """A coin for each draft, keyed by its position, and the last draw, keyed by the first row's.
-
-    The step in the key makes every draw new; a position alone would be drawn at again after a
-    rejection.
-    """
-    keys, steps = np.full(len(position), seed), np.full(len(position), step, np.int32)
-    coins = uniform(keys, position, steps, Purpose.ACCEPT)
-    return coins[None, 1:], uniform(keys[:1], position[:1], steps[:1], Purpose.RESIDUAL)
 
 
 class _Logprobs:

@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.sampling import add_bias, distribution, pick
+from ultraflash.graphs.draw import pick
+from ultraflash.graphs.sampling import add_bias, distribution
 from ultraflash.graphs.philox import U64, Purpose, uniform
 from ultraflash.graphs.plan import Op, Ref
 from ultraflash.graphs.rows import I32

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ultraflash.graphs.checkpoint import VISION, expected_tensors, tensor_bytes
 from ultraflash.graphs.engram import engram_hashes
 from ultraflash.graphs.model import Model
-from ultraflash.graphs.numerics import F32, U8
+from ultraflash.graphs.numerics import U8
 from ultraflash.graphs.rotary import frequencies
 from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import check_scales, dequantise
@@ -52,12 +52,6 @@ class MappedRows:
     def shape(self) -> tuple[int, ...]:
         """[R, dim], as a matrix would say."""
         return self.codes.shape
-
-    def gather(self, rows: npt.NDArray[np.int64]) -> F32:
-        """The exact values of some rows. Shapes: rows [...] -> [..., dim]."""
-        flat = rows.reshape(-1)
-        values = dequantise("rows8", self.codes[flat], self.scales[flat], "Engram rows")
-        return values.reshape(*rows.shape, self.codes.shape[1])
 
 
 class Weights:

@@ -7,6 +7,7 @@ surrounding space share one id, numbered as they are first met.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -19,6 +20,8 @@ from tokenizers import Regex, Tokenizer, normalizers
 
 from ultraflash.graphs.model import Model
 from ultraflash.runtime.errors import WeightsError
+
+log = logging.getLogger(__name__)
 
 _CACHE_VERSION = 1
 _LONE_SPACE = "\ue000"  # a private character that keeps a single space from being stripped away
@@ -152,6 +155,9 @@ def _load(path: Path, vocab: int) -> npt.NDArray[np.int64] | None:
 
 def _store(path: Path, token_map: npt.NDArray[np.int64]) -> None:
     # Written aside and renamed, so that a second process never reads half a file.
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as stream:
-        np.save(stream, token_map)
-    os.replace(stream.name, path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as stream:
+            np.save(stream, token_map)
+        os.replace(stream.name, path)
+    except OSError as error:  # the map is right all the same, only the next start is slower
+        log.warning("token map not kept in %s: %s", path.parent, error.strerror)

@@ -1,0 +1,282 @@
+"""How many drafts a step verifies: the width rule of architecture.md section 5.
+
+A stopping rule, never an argmax. The survival S_i of draft i (counted from 1) is a product over
+confidences c_0 .. c_(i-1), none of which depends on draft i itself; whether draft i stays is
+decided by S_1 .. S_i alone. Choosing the best width afterwards would condition the text on the
+drafts, and the answer would no longer be the target's.
+
+    adaptive   keep while S_i >= (T(rows + 1) - T(rows)) * current rate, T the lower convex hull of
+               measured step times. On a hull each row costs at least as much as the one before, and
+               survivals fall, so that the first failure is also the optimum.
+    fixed      keep while S_i >= threshold_i of the machine's profile, S_i from raw confidences. It
+               knows neither clock nor neighbours nor history: a seed repeats.
+
+The numbers that the adaptive rule uses besides confidences (times, rate, calibration) come from
+earlier steps only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ultraflash.runtime.calibration import Calibration, sigmoid
+from ultraflash.runtime.errors import ConfigError
+from ultraflash.runtime.profiles import Profile
+
+T = TypeVar("T")
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+SAMPLES = 15  # newest times of a width, of which the median counts: outlasts 7 disturbed steps
+SMOOTHING = 0.25  # weight of a new median
+RATE_STEPS = 32  # steps after which a step's weight in the rate has faded to 1/e
+
+
+def survival(confidences: F64, calibration: Calibration | None = None) -> F64:
+    """Chance that a draft and all before it are accepted: products of calibrated confidences.
+
+    confidences: [..., B] logits; result: [..., B], never rising. No calibration takes sigmoid(c_i)
+    as it is.
+    """
+    chance = sigmoid(confidences) if calibration is None else calibration.apply(confidences)
+    product: F64 = np.multiply.accumulate(chance, axis=-1)
+    return product
+
+
+def keep_fixed(survivals: F64, thresholds: Sequence[float]) -> I64:
+    """Drafts kept by the fixed rule, each sequence by itself. [S, B], B thresholds -> [S]."""
+    return _before_first_failure(survivals >= np.asarray(thresholds))
+
+
+def keep_adaptive(survivals: F64, hull_ms: F64, rate: float) -> I64:
+    """Drafts kept by the adaptive rule when each sequence has the step to itself. [S, B] -> [S].
+
+    hull_ms: [R] times of 1 .. R rows (`StepTimes.hull_ms`); rate: tokens per ms.
+    """
+    cost = _costs(hull_ms, 1, survivals.shape[-1]) * rate
+    return _before_first_failure(survivals >= cost)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A sequence that wants rows in a step.
+
+    `survivals` [n] of the drafts that it may keep (n < B near the end of its context or answer).
+    `reserved` drafts are its own whatever the neighbours do: those of the fixed rule for a seeded
+    request; None for one that competes.
+    """
+
+    survivals: F64
+    reserved: int | None = None
+
+
+def share_rows(
+    candidates: Sequence[Candidate], hull_ms: F64, rate: float, max_rows: int
+) -> tuple[int, ...]:
+    """Drafts kept of each sequence: a row each for the anchors, then by largest survival first.
+
+    Stops at the first survival that is not worth its row. That is a stopping rule for each
+    sequence too: a draft competes with what survives more likely, and its own later drafts do not.
+    Among equals the earlier sequence comes first.
+
+    Raises:
+        ConfigError: when anchors and reserved drafts alone exceed `max_rows`.
+    """
+    kept = [c.reserved or 0 for c in candidates]
+    rows = len(kept) + sum(kept)
+    if rows > max_rows:
+        raise ConfigError(
+            f"{len(kept)} sequences need at least {rows} rows, a step has {max_rows}: "
+            f"run fewer sequences or reserve at most {seeded_drafts(max_rows, len(kept))} drafts"
+        )
+    owners = [n for n, c in enumerate(candidates) if c.reserved is None]
+    chance = np.concatenate([np.zeros(0), *(candidates[n].survivals for n in owners)])
+    owner = np.repeat(owners, [len(candidates[n].survivals) for n in owners]).astype(np.int64)
+    # A sequence's survivals never rise: a stable order keeps its rows in order.
+    order = np.argsort(-chance, kind="stable")[: max_rows - rows]
+    worth = chance[order] >= _costs(hull_ms, rows, len(order)) * rate
+    for sequence in owner[order[: _before_first_failure(worth)]].tolist():
+        kept[sequence] += 1
+    return tuple(kept)
+
+
+def seeded_drafts(max_rows: int, max_sequences: int) -> int:
+    """Drafts that a seeded request may keep at most: its share of the widest step.
+
+    A constant of the server, so that neighbours can never take a row from it and the same seed
+    keeps the same widths whether it runs alone or among others.
+    """
+    return max(max_rows // max_sequences - 1, 0)
+
+
+def lower_hull(times_ms: F64) -> F64:
+    """The largest convex curve below the times of 1 .. R rows, at every row. [R] -> [R]."""
+    corners: list[int] = []
+    for row in range(len(times_ms)):
+        while len(corners) > 1 and _above(times_ms, corners[-2], corners[-1], row):
+            corners.pop()
+        corners.append(row)
+    hull: F64 = np.interp(np.arange(len(times_ms)), corners, times_ms[corners])
+    return hull
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Measured step times by rows. Immutable: `observed` gives the next one.
+
+    The time of a width is an exponential average of running medians: one disturbed step changes
+    nothing, a machine that slows down is followed within a few dozen steps. Widths that never ran
+    take the prior's shape, scaled by how far the prior was off at the nearest widths that did.
+
+    Units: ms. `prior_ms[r - 1]` for r rows, r up to the widest step; `samples` and `smooth`
+    likewise, None = never ran.
+    """
+
+    prior_ms: tuple[float, ...]
+    samples: tuple[tuple[float, ...], ...]
+    smooth: tuple[float | None, ...]
+
+    @classmethod
+    def start(cls, prior_ms: Sequence[float]) -> StepTimes:
+        """Nothing measured yet. `prior_ms` must be positive."""
+        count = len(prior_ms)
+        return cls(tuple(prior_ms), ((),) * count, (None,) * count)
+
+    def observed(self, rows: int, ms: float) -> StepTimes:
+        """The times after a step of `rows` rows took `ms`."""
+        at = rows - 1
+        samples = (*self.samples[at], ms)[-SAMPLES:]
+        middle, before = median(samples), self.smooth[at]
+        after = middle if before is None else before + SMOOTHING * (middle - before)
+        return StepTimes(
+            self.prior_ms, _replaced(self.samples, at, samples), _replaced(self.smooth, at, after)
+        )
+
+    @cached_property
+    def times_ms(self) -> F64:
+        """The estimate for 1 .. R rows. [R]."""
+        prior = np.array(self.prior_ms)
+        ran = [i for i, ms in enumerate(self.smooth) if ms is not None]
+        if not ran:
+            return prior
+        off = np.array([ms for ms in self.smooth if ms is not None]) / prior[ran]
+        estimate: F64 = prior * np.interp(np.arange(len(prior)), ran, off)
+        return estimate
+
+    @cached_property
+    def hull_ms(self) -> F64:
+        """Lower convex hull of `times_ms`; made anew when a time has changed. [R]."""
+        return lower_hull(self.times_ms)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens and time of the recent steps, older ones faded. Immutable."""
+
+    tokens: float
+    ms: float
+
+    @property
+    def per_ms(self) -> float:
+        """Tokens per ms, of all sequences together."""
+        return self.tokens / self.ms
+
+    def observed(self, tokens: int, ms: float) -> Rate:
+        """The rate after a step that emitted `tokens` in `ms`."""
+        fade = float(np.exp(-1 / RATE_STEPS))
+        return Rate(self.tokens * fade + tokens, self.ms * fade + ms)
+
+
+@dataclass(frozen=True, eq=False)
+class Chooser:
+    """The width rule of a server with all that it has learnt. Immutable: `observed` gives the next.
+
+    `thresholds` [B] of the fixed rule; `max_rows` of the widest step; `max_sequences` at once.
+    """
+
+    thresholds: tuple[float, ...]
+    max_rows: int
+    max_sequences: int
+    times: StepTimes
+    rate: Rate
+    calibration: Calibration
+
+    @classmethod
+    def start(
+        cls, profile: Profile, max_rows: int, max_sequences: int, calibration: Calibration | None
+    ) -> Chooser:
+        """What the profile of the machine says, until steps were measured.
+
+        Raises:
+            ConfigError: when a step has fewer rows than sequences.
+        """
+        if max_rows < max_sequences:
+            raise ConfigError(
+                f"max_sequences {max_sequences} is more than the {max_rows} rows of the widest step"
+            )
+        times = StepTimes.start(profile.step_ms(max_rows))
+        rate = Rate(1.0, times.prior_ms[0])  # plain decoding; errs towards keeping drafts
+        learnt = calibration or Calibration.start(profile.block)
+        return cls(profile.thresholds, max_rows, max_sequences, times, rate, learnt)
+
+    def choose(
+        self, confidences: F64, repeatable: Sequence[bool], limits: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Drafts to verify of each sequence in the next step.
+
+        confidences: [S, B] logits; repeatable [S]: seeded with temperature above 0, so that the
+        fixed rule holds; limits [S]: drafts that context and answer length leave room for.
+        """
+        raw, learnt = survival(confidences), survival(confidences, self.calibration)
+        fixed = keep_fixed(raw, self.thresholds)
+        own = seeded_drafts(self.max_rows, self.max_sequences)
+        candidates = [
+            Candidate(learnt[n, :limit], min(int(fixed[n]), own, limit) if seeded else None)
+            for n, (seeded, limit) in enumerate(zip(repeatable, limits, strict=True))
+        ]
+        return share_rows(candidates, self.times.hull_ms, self.rate.per_ms, self.max_rows)
+
+    def observed(
+        self, ms: float, confidences: F64, kept: I64, accepted: I64, masked: Sequence[bool]
+    ) -> Chooser:
+        """After a step of `ms` that verified `kept` [S] drafts and accepted `accepted` [S] of them.
+
+        confidences: [S, B] of those drafts; masked [S]: under a token mask, teaches no calibration.
+        """
+        rows = int(len(kept) + kept.sum())
+        times = self.times.observed(rows, ms)
+        # The smoothed time: one disturbed step must not halve the rate.
+        rate = self.rate.observed(int(len(kept) + accepted.sum()), float(times.times_ms[rows - 1]))
+        free = ~np.asarray(masked, np.bool_)
+        calibration = self.calibration.observed(confidences[free], kept[free], accepted[free])
+        return replace(self, times=times, rate=rate, calibration=calibration)
+
+
+def _costs(hull_ms: F64, rows: int, more: int) -> F64:
+    """ms that each of `more` rows behind `rows` costs; behind the last time, as much as the last
+    one. [more]."""
+    steps = np.diff(hull_ms) if len(hull_ms) > 1 else np.zeros(1)
+    costs: F64 = steps[np.minimum(np.arange(rows - 1, rows - 1 + more), len(steps) - 1)]
+    return costs
+
+
+def _before_first_failure(keep: npt.NDArray[np.bool_]) -> I64:
+    """How many leading trues the last axis has. [..., B] -> [...]."""
+    count: I64 = np.logical_and.accumulate(keep, axis=-1).sum(axis=-1, dtype=np.int64)
+    return count
+
+
+def _above(y: F64, left: int, middle: int, right: int) -> bool:
+    """Whether the middle point lies on or above the line from left to right."""
+    return bool((y[middle] - y[left]) * (right - left) >= (y[right] - y[left]) * (middle - left))
+
+
+def _replaced(values: tuple[T, ...], at: int, value: T) -> tuple[T, ...]:
+    return (*values[:at], value, *values[at + 1 :])
