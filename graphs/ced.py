@@ -1,4 +1,5 @@
-"""Prefill that skips the decoder for most of a prompt (model.md section 4.10, causal encoder-decoder).
+"""Prefill that skips the decoder for most of a prompt (model.md section 4.10, causal
+encoder-decoder).
 
 Two plans: `build_encode` runs the encoder over every chunk and leaves what the decoder will need;
 `build_replay` runs the decoder once over the last `tail` tokens of the whole prompt, each row's
@@ -49,7 +50,8 @@ def build_encode(build: Build, mode: str, tail: int, rows: int) -> Plan:
 
 
 def build_replay(build: Build, mode: str, tail: int) -> Plan:
-    """The decoder over the last rows of a prompt; ends as every prefill does. io ids are the rows' tokens.
+    """The decoder over the last rows of a prompt; ends as every prefill does. io ids are the rows'
+    tokens.
 
     Raises:
         WorldError: when the model cannot be split over `build.world` ranks.

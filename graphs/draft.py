@@ -1,4 +1,5 @@
-"""DSpark drafting as nodes (model.md section 6): context rows from taps, a block of draft rows, the Markov chain."""
+"""DSpark drafting as nodes (model.md section 6): context rows from taps, a block of draft rows, the
+Markov chain."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from ultraflash.graphs.plan import Ref
 
 
 def drafted_from(s: Scope, block: int) -> Ref:
-    """What the drafts of every slot were drawn from, kept until they are verified. [slots, B, V]."""
+    """What the drafts of every slot were drawn from, kept until they are verified. [slots, B,
+    V]."""
     return s.b.state("draft.q", (s.capacity.slots, block, s.model.vocab), "f32")
 
 
@@ -55,7 +57,8 @@ def append_context(s: Scope, taps: Ref) -> None:
 
 
 def draft(s: Scope, block: int) -> None:
-    """Propose `block` tokens behind every sequence's last accepted row, with confidences (model.md 6.2)."""
+    """Propose `block` tokens behind every sequence's last accepted row, with confidences (model.md
+    6.2)."""
     m = s.model
     d = _block_scope(s, block)
     x, pre = d.out("draft.x", (m.hc, m.hidden)), d.out("draft.pre", (m.hc,), "f32")
@@ -75,7 +78,10 @@ def draft(s: Scope, block: int) -> None:
 def _block_scope(s: Scope, block: int) -> Scope:
     """A scope of block * sequences rows, placed behind the accepted rows of `s`."""
     io, count = s.io, s.b.sequences * block
-    rows = {name: s.b.scratch(f"draft.{name}", (count,), "i32") for name in ("ids", "at", "slot", "text")}
+    rows = {
+        name: s.b.scratch(f"draft.{name}", (count,), "i32")
+        for name in ("ids", "at", "slot", "text")
+    }
     op = DraftRows(
         token=io.token,
         accepted=io.accepted,
@@ -90,7 +96,9 @@ def _block_scope(s: Scope, block: int) -> Scope:
         noise=s.model.draft_noise,
     )
     s.b.add("draft.rows", op)
-    placed = replace(io, ids=rows["ids"], position=rows["at"], slot=rows["slot"], is_image=rows["text"])
+    placed = replace(
+        io, ids=rows["ids"], position=rows["at"], slot=rows["slot"], is_image=rows["text"]
+    )
     return replace(s, io=placed, rows=count)
 
 
@@ -162,7 +170,9 @@ def _propose(d: Scope, index: int, block: int, h: Ref, logits: Ref, last: str) -
 
 def _rings(s: Scope, stage: int) -> tuple[Ref, Ref]:
     dim = s.model.head_dim
-    return ring(s, f"draft.stage{stage}.ring_codes", (dim,), "u8"), ring(s, f"draft.stage{stage}.ring_scales", (dim // 32,), "u8")
+    return ring(s, f"draft.stage{stage}.ring_codes", (dim,), "u8"), ring(
+        s, f"draft.stage{stage}.ring_scales", (dim // 32,), "u8"
+    )
 
 
 def _plain_angles(s: Scope) -> Angles:

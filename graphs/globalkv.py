@@ -48,8 +48,14 @@ class GlobalStore:
         def state(name: str, width: int) -> Ref:
             return s.b.state(f"{label}.{name}", (slots, entries, width), "u8")
 
-        self.main[layer] = state("main_codes", m.head_dim // 2), state("main_scales", m.head_dim // 16)
-        self.keys[layer] = state("key_codes", m.index_dim // 2), state("key_scales", m.index_dim // 32)
+        self.main[layer] = (
+            state("main_codes", m.head_dim // 2),
+            state("main_scales", m.head_dim // 16),
+        )
+        self.keys[layer] = (
+            state("key_codes", m.index_dim // 2),
+            state("key_scales", m.index_dim // 32),
+        )
 
     def add_entries(self, layer: int, x: Ref) -> None:
         """Compress this step's tokens into entries and index keys of KV source `layer`; x is its

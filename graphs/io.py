@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ultraflash.graphs.model import Model
-from ultraflash.graphs.sampling import TOP_LOGPROBS
 from ultraflash.graphs.plan import PlanBuilder, Ref
+from ultraflash.graphs.sampling import TOP_LOGPROBS
 
 MAX_BIASES = 512  # entries of a request's logit bias
 
@@ -47,7 +47,8 @@ class Io:
 def io_buffers(b: PlanBuilder, model: Model, block: int, sampled_rows: int) -> Io:
     """The io buffers of a plan of `b.rows` rows and `b.sequences` sequences.
 
-    `block` rows are drafted for each sequence; tokens are emitted behind `sampled_rows` rows, if any.
+    `block` rows are drafted for each sequence; tokens are emitted behind `sampled_rows` rows, if
+    any.
     """
     t, s, words = b.rows, b.sequences, -(-model.vocab // 32)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {

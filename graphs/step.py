@@ -60,7 +60,9 @@ def last_scope(s: Scope) -> Scope:
         last("position"),
         last("row_start", count + 1),
     )
-    s.b.add("last.io", LastIo(io.ids, io.slot, io.position, io.row_start, ids, slot, position, start))
+    s.b.add(
+        "last.io", LastIo(io.ids, io.slot, io.position, io.row_start, ids, slot, position, start)
+    )
     mask, banned = last_rows(s, "mask", io.mask), last_rows(s, "banned", io.banned)
     tail = replace(
         io, ids=ids, slot=slot, position=position, row_start=start, mask=mask, banned=banned

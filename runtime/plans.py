@@ -1,4 +1,5 @@
-"""The compiled plans of one engine, made when first needed: widths of decoding, chunks of prefill."""
+"""The compiled plans of one engine, made when first needed: widths of decoding, chunks of
+prefill."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from ultraflash.runtime.step_io import Part, write_constants, write_step
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a step gave one sequence: drafts that stay, the token behind them, the next proposals."""
+    """What a step gave one sequence: drafts that stay, the token behind them, the next
+    proposals."""
 
     accepted: int
     token: int
@@ -91,7 +93,10 @@ class Plans:
         accepted, token = runner.read("io.accepted").tolist(), runner.read("io.token").tolist()
         if not self._build.block:
             return [Result(a, t, (), ()) for a, t in zip(accepted, token, strict=True)]
-        drafts, confidence = runner.read("io.drafts").tolist(), runner.read("io.confidence").tolist()
+        drafts, confidence = (
+            runner.read("io.drafts").tolist(),
+            runner.read("io.confidence").tolist(),
+        )
         return [
             Result(a, t, tuple(d), tuple(c))
             for a, t, d, c in zip(accepted, token, drafts, confidence, strict=True)

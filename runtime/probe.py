@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 
 from ultraflash.graphs.capacity import MAX_ROWS, Capacity
 from ultraflash.graphs.decode import build_decode
-from ultraflash.graphs.step import Build
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.numerics import F32, q8_decode, qmx4_decode, qnv4_decode
 from ultraflash.graphs.rows import I32
+from ultraflash.graphs.step import Build
 from ultraflash.runtime.backend import Array, Runner
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.interpret import NumpyBackend

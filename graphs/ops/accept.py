@@ -1,4 +1,5 @@
-"""Which drafts stay, and the token behind them (architecture.md section 5; block verification of arXiv 2403.10444)."""
+"""Which drafts stay, and the token behind them (architecture.md section 5; block verification of
+arXiv 2403.10444)."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64
-from ultraflash.graphs.sampling import TOP_LOGPROBS, constrain, distribution, log_softmax
 from ultraflash.graphs.philox import U32, U64
 from ultraflash.graphs.plan import Op, Ref
 from ultraflash.graphs.rows import I32
+from ultraflash.graphs.sampling import TOP_LOGPROBS, constrain, distribution, log_softmax
 from ultraflash.graphs.verify import block_verify, greedy_verify, verify_draws
 
 
@@ -19,14 +20,19 @@ from ultraflash.graphs.verify import block_verify, greedy_verify, verify_draws
 class Accept(Op):
     """Verify each sequence's rows: row 0 is the token sampled last, rows 1.. are drafts.
 
-    Row i's logits give the distribution of the token behind it. `accepted` drafts stay; `token` comes behind them.
-    At temperature 0 a draft stays while it is the largest logit. Log-probabilities are those of the constrained logits
+    Row i's logits give the distribution of the token behind it. `accepted` drafts stay; `token`
+    comes behind them.
+    At temperature 0 a draft stays while it is the largest logit. Log-probabilities are those of the
+    constrained logits
     at temperature 1, for the token emitted behind each row up to the last accepted one.
 
     Shapes:
-        logits: [T, V] f32; ids, slot, position: [T] i32; row_start: [S+1] i32; q: [slots, B, V] f32, what drafts were
-        drawn from (absent in plans without drafting); mask: [T, ceil(V/32)] u32; bias_ids, bias: [S, n];
-        banned: [T] i32; temperature, top_p: [S] f32; top_k, step, want_logprobs: [S] i32; seed: [S] u64;
+        logits: [T, V] f32; ids, slot, position: [T] i32; row_start: [S+1] i32; q: [slots, B, V]
+        f32, what drafts were
+        drawn from (absent in plans without drafting); mask: [T, ceil(V/32)] u32; bias_ids, bias:
+        [S, n];
+        banned: [T] i32; temperature, top_p: [S] f32; top_k, step, want_logprobs: [S] i32; seed: [S]
+        u64;
         accepted, token: [S] i32; logprob: [T] f32; top_ids: [T, 20] i32; top_logprobs: [T, 20] f32.
     """
 
@@ -120,7 +126,9 @@ class _Logprobs:
 
     def fill(self, first: int, final: F32, emitted: list[int]) -> None:
         """Rows from `first` on: the token emitted behind each, and the best alternatives."""
-        for row, logits, chosen in zip(range(first, first + len(emitted)), final, emitted, strict=False):
+        for row, logits, chosen in zip(
+            range(first, first + len(emitted)), final, emitted, strict=False
+        ):
             logs = log_softmax(logits)
             best = np.argsort(-logs, kind="stable")[:TOP_LOGPROBS]
             self.logprob[row] = logs[chosen]

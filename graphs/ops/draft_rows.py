@@ -1,4 +1,5 @@
-"""Where the draft stages stand: one block of rows behind each sequence's last accepted row (model.md 6.2)."""
+"""Where the draft stages stand: one block of rows behind each sequence's last accepted row
+(model.md 6.2)."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from ultraflash.graphs.rows import I32
 
 @dataclass(frozen=True)
 class DraftRows(Op):
-    """Rows [anchor, noise, noise, ...] of every sequence at the positions after its last accepted row.
+    """Rows [anchor, noise, noise, ...] of every sequence at the positions after its last accepted
+    row.
 
     Sequences without rows in this step get idle rows.
 
     Shapes:
-        token: [S] i32, the anchor; accepted: [S] i32; slot, position: [T] i32; row_start: [S+1] i32;
+        token: [S] i32, the anchor; accepted: [S] i32; slot, position: [T] i32; row_start: [S+1]
+        i32;
         ids, at, at_slot, text: [S*B] i32 (text: all zero, the image flag of draft rows).
     """
 
@@ -53,4 +56,9 @@ class DraftRows(Op):
         anchor_at = np.where(busy, position[first] + accepted + 1, 0)
         at = anchor_at[:, None] + np.arange(block)
         at_slot = np.repeat(np.where(busy, slot[first], -1), block)
-        return ids.reshape(-1), at.reshape(-1).astype(np.int32), at_slot, np.zeros(ids.size, np.int32)
+        return (
+            ids.reshape(-1),
+            at.reshape(-1).astype(np.int32),
+            at_slot,
+            np.zeros(ids.size, np.int32),
+        )

@@ -1,4 +1,5 @@
-"""Embedding of the token before a drafted one, for the Markov and confidence heads (model.md 6.2)."""
+"""Embedding of the token before a drafted one, for the Markov and confidence heads (model.md
+6.2)."""
 
 from __future__ import annotations
 

@@ -62,5 +62,7 @@ class ForcedDrafts(Plans):
         # The depth seen least so far: all lengths fill up evenly.
         wrong = min(range(self._block_rows + 1), key=lambda n: self.lengths[n])
         if wrong < self._block_rows:
-            drafts[wrong] = (drafts[wrong] + 1 + int(self._rng.integers(self._vocab - 1))) % self._vocab
+            drafts[wrong] = (
+                drafts[wrong] + 1 + int(self._rng.integers(self._vocab - 1))
+            ) % self._vocab
         return Result(result.accepted, result.token, tuple(drafts), result.confidence)
