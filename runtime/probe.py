@@ -207,7 +207,7 @@ class Probe(ProbeParts):
         runner, model, length = state.runner, self.model, state.length + len(state.pending)
         found: dict[str, Array] = {}
         for layer in range(model.num_layers):
-            found[f"L{layer}.window_ring"] = self._window(runner, state.slot, layer, length)
+            found[f"L{layer}.window_ring"] = self._window(runner, state.slot, f"L{layer}.attn", length)
         for layer in model.kv_sources:
             label, count = f"L{layer}.attn", length // model.ratio(layer)
 
@@ -245,9 +245,9 @@ class Probe(ProbeParts):
         runner.write("io.accepted", np.array([len(taps) - 1]))
         runner.run(runner.plan.span("draft"))
         state.length += len(taps)
-        return {"state": state, **self._draft_values(runner, anchor)}
+        return {"state": state, **self._draft_values(state, runner, anchor)}
 
-    def _draft_values(self, runner: Runner, anchor: int) -> dict[str, Any]:
+    def _draft_values(self, state: ProbeState, runner: Runner, anchor: int) -> dict[str, Any]:
         suffix = "" if self.backend.world == 1 else "_all"
         before = runner.read(f"draft.logits{suffix}")
         markov = [runner.read(f"draft.{i}.markov{suffix}")[0] for i in range(self._build.block)]
@@ -264,6 +264,8 @@ class Probe(ProbeParts):
         for stage in range(self.model.draft_stages):
             for key, name in names.items():
                 found[f"stage{stage}.{key}"] = runner.read(f"draft.stage{stage}.{name}")
+            label = f"draft.stage{stage}"
+            found[f"stage{stage}.ring"] = self._window(runner, state.slot, label, state.length)
         return found
 
     @property
@@ -373,8 +375,8 @@ class Probe(ProbeParts):
         mask: Array = (inside & (np.arange(entries) < reach[:, None])).astype(np.uint8)
         return mask
 
-    def _window(self, runner: Runner, slot: int, layer: int, length: int) -> F32:
-        codes, scales = (runner.read(f"L{layer}.attn.ring_{n}")[slot] for n in ("codes", "scales"))
+    def _window(self, runner: Runner, slot: int, label: str, length: int) -> F32:
+        codes, scales = (runner.read(f"{label}.ring_{n}")[slot] for n in ("codes", "scales"))
         window = self.model.window
         position = np.arange(max(0, length - window), length)
         ring = np.empty((len(position), codes.shape[1]), np.float32)

@@ -18,14 +18,13 @@ from pathlib import Path
 from ultraflash.graphs.errors import GraphError
 from ultraflash.runtime.errors import EngineError
 from ultraflash.runtime.probe import Probe
-from ultraflash.tools.golden import exact, free, later, layers, text
+from ultraflash.tools.golden import draft, exact, free, later, layers, text
 from ultraflash.tools.golden.data import Golden, GoldenError
 from ultraflash.tools.golden.limits import BY_ATTENTION
 from ultraflash.tools.golden.probe import GoldenProbe
 from ultraflash.tools.golden.report import Report
 from ultraflash.tools.golden.run import Run, Section, run_section
 
-_DRAFT = "drafting is not built yet"
 _VISION = "vision is not built yet"
 _FORCED = ("begin", "advance", "forced_layer", "forced_head", "caches")
 
@@ -52,7 +51,7 @@ SECTIONS = (
     Section("caches", "prompts", ("prefill", "caches"), free.check_caches),
     Section("resize_plans", "resize_plans.json", items=later.resize_items, reason=_VISION),
     Section("vision", "vision", items=later.vision_items, reason=_VISION),
-    Section("dspark", "dspark", items=later.draft_items, reason=_DRAFT),
+    Section("dspark", "dspark", ("taps", "draft"), draft.check_draft),
 )
 
 

@@ -17,9 +17,3 @@ def resize_items(golden: Golden) -> list[str]:
 def vision_items(golden: Golden) -> list[str]:
     """The tower on each picture, and each prompt with pictures in it."""
     return [f"vision {k}" for k in sorted({key.split(".")[0] for key in golden.tensors("vision")})]
-
-
-def draft_items(golden: Golden) -> list[str]:
-    """Each draft step after each prompt, the taps, and the rings of the draft stages."""
-    names = {".".join(key.split(".")[:2]) for key in golden.tensors("dspark")}
-    return [f"dspark {name}" for name in sorted(names)]

@@ -18,6 +18,10 @@ ROTATED = 1  # bf16 ulps
 GATE_WEIGHTS = 1e-5  # fp32 in, fp32 out: only the order of sums may differ
 COLLAPSED = 1  # bf16 ulps of a collapsed or expanded stream
 
+# Drafting from golden taps: isolated ulps, and the flips that they cause in quantised rows.
+DRAFT = 5e-2
+DRAFT_EXPERT_ROWS = 0.4  # of a block of five rows: two may differ
+
 # Net 2. Rows whose expert set or selection may differ: near ties flip on an ulp. A single row may
 # not.
 EXPERT_ROWS = 0.05

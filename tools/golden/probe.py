@@ -75,6 +75,20 @@ class GoldenProbe(Protocol):
         """
         ...
 
+    def taps(self, ids: Sequence[int]) -> F32:
+        """The drafting input of every row of a fresh sequence, [P, targets*D]."""
+        ...
+
+    def draft(self, state: Any | None, taps: F32, anchor: int) -> dict[str, Any]:
+        """Feed taps [T, targets*D] at a sequence's next positions, then propose behind them.
+
+        `state` None starts a sequence. Keys: `state`, `main_x` [T, D], `tokens` [1+B] (anchor
+        first), `h` [B, D], `logits_before_markov`, `logits` [B, V], `confidence` [B], and for every
+        stage `stage{k}.X`, `.pre`, `.attn_out`, `.expert_ids`, `.expert_w` of the block rows and
+        `stage{k}.ring` [min(N, W), head dim], slot = position mod W, de-quantised.
+        """
+        ...
+
     def quant(self, kind: str, x: F32) -> tuple[Array, Array, F32]:
         """Codes (packed if FP4), scale bytes and values of kind `q8`, `qmx4` or `qnv4`."""
         ...
