@@ -48,3 +48,18 @@ class Backend(Protocol):
 
     def clear_slot(self, slot: int) -> None:
         """Zero every state buffer of a slot."""
+
+    def read_state(self, name: str, slot: int, start: int, end: int) -> Array:
+        """A copy of rows [start, end) of a slot's state buffer, in its own type; the ranks hold the
+        same. [end - start, ...].
+
+        Raises:
+            EngineError: when no plan has named such a buffer.
+        """
+
+    def write_state(self, name: str, slot: int, start: int, rows: Array) -> None:
+        """Put rows into a slot's state buffer from row `start` on, on every rank.
+
+        Raises:
+            EngineError: when no plan has named such a buffer.
+        """

@@ -43,6 +43,8 @@ class RuntimeConfig:
     prefill_chunks: tuple[int, ...] = (16, 128)
     prefill: str = "full"  # or ced20, ced21: what of a prompt the decoder layers see
     tail: int = 136  # last prompt tokens that ced20 and ced21 replay through the decoder
+    store_bytes: int = 256 << 20  # restore points kept between requests, 0 = none
+    segment_tokens: int = 8192  # of global KV in one segment; regular points stand at multiples
     draft_block: int | None = None  # rows of a draft block, 0 = plain decoding; None: as trained
     max_rows: int = 8  # rows that a decode step verifies at most, over all sequences
     attention_weights: str = "fp32"
@@ -62,9 +64,13 @@ class RuntimeConfig:
             ("world", self.world),
             ("max_sequences", self.max_sequences),
             ("max_seq", self.max_seq),
+            ("tail", self.tail),
+            ("segment_tokens", self.segment_tokens),
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.store_bytes < 0:
+            raise ConfigError(f"store_bytes must be at least 0 (no store), got {self.store_bytes}")
         _one_of("prefill", self.prefill, MODES)
         chunks = self.prefill_chunks
         if not chunks or chunks[0] < 1 or list(chunks) != sorted(set(chunks)):
@@ -149,6 +155,12 @@ def _flag(text: str) -> bool:
     return text == "1"
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("expected a whole number of bytes")
+    return int(text)
+
+
 def _words(text: str) -> frozenset[str]:
     words = frozenset(word.strip() for word in text.split(","))
     if unknown := words - _DUMPS:
@@ -175,6 +187,13 @@ SWITCHES = (
     Switch("UF_CHECK", "check", "0|1", "check every buffer for NaN after each node", _flag),
     Switch(
         "UF_DUMP", "dump", "plan", "write the text of every plan into the cache directory", _words
+    ),
+    Switch(
+        "UF_STORE_BYTES",
+        "store_bytes",
+        "bytes",
+        "memory for conversations that come back, 0 = none",
+        _count,
     ),
 )
 

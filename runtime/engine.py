@@ -11,19 +11,26 @@ from collections import deque
 from collections.abc import Callable
 
 from ultraflash.graphs.capacity import MAX_ROWS, Capacity
+from ultraflash.graphs.ced import replay_start
 from ultraflash.graphs.model import Model
+from ultraflash.graphs.plan import Life
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.backend import Backend
 from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
+from ultraflash.runtime.content import Marks
 from ultraflash.runtime.errors import ConfigError, RequestError
 from ultraflash.runtime.fingerprint import fingerprint
 from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.plans import Plans, Result
 from ultraflash.runtime.request import Generation, Step
+from ultraflash.runtime.resume import Kind
+from ultraflash.runtime.reuse import Reuse
 from ultraflash.runtime.session import Session
+from ultraflash.runtime.snapshot import Layout
+from ultraflash.runtime.store import LocalStore, Store
 from ultraflash.runtime.weights.index import CheckpointIndex, weights_digest
 from ultraflash.runtime.weights.load import load_weights
-from ultraflash.runtime.weights.token_map import check_special_ids
+from ultraflash.runtime.weights.token_map import check_special_ids, turn_marks
 
 Progress = Callable[[int, int], None]
 
@@ -32,7 +39,12 @@ class Engine:
     """One model, its plans, and the conversations on it. Not thread-safe: one thread drives it."""
 
     def __init__(
-        self, model: Model, backend: Backend, config: RuntimeConfig, checkpoint_digest: str
+        self,
+        model: Model,
+        backend: Backend,
+        config: RuntimeConfig,
+        checkpoint_digest: str,
+        marks: Marks,
     ) -> None:
         """Use `open`."""
         self.model, self._config = model, config
@@ -51,9 +63,12 @@ class Engine:
         self._prefilling: Session | None = None
         self._ready: deque[Session] = deque()  # prefilled, waiting for a place among the running
         self._running: list[Session] = []
-        plans = [self._plans.decode_runner(1, 1).plan]
-        plans += [self._plans.prefill_runner(n, True).plan for n in config.prefill_chunks]
+        plans = self._plans.representative()
         self.fingerprint = fingerprint(config, backend, checkpoint_digest, self.max_seq, plans)
+        state = plans[0].of_life(Life.STATE)
+        self._layout = Layout.of(model, state, replay_start(model, config.prefill))
+        self._backend, self._marks = backend, marks
+        self.use_store(None)
 
     @classmethod
     def open(cls, config: RuntimeConfig, progress: Progress | None = None) -> Engine:
@@ -71,14 +86,28 @@ class Engine:
         prepare_cache_dir(config)
         index = CheckpointIndex.open(config.checkpoint)
         model = Model.from_checkpoint(config.checkpoint)
-        check_special_ids(config.checkpoint / "tokenizer.json", model)
+        _check_tail(config, model)
+        tokenizer = config.checkpoint / "tokenizer.json"
+        check_special_ids(tokenizer, model)
+        marks = turn_marks(tokenizer, model)
         weights = load_weights(
             index, model, config.world, progress=progress, cache_dir=config.cache_dir
         )
         backend = NumpyBackend(weights, config.world, config.check)
-        engine = cls(model, backend, config, weights_digest(index))
+        engine = cls(model, backend, config, weights_digest(index), marks)
         engine._warm_up()
+        engine.use_store(LocalStore(config.store_bytes) if config.store_bytes else None)
         return engine
+
+    def use_store(self, store: Store | None) -> None:
+        """Keep state between requests in `store`, None: nowhere.
+
+        Requests whose prompts have begun are left alone and leave nothing.
+        """
+        self.store: Store | None = store
+        self._reuse = Reuse(
+            self._layout, self._backend, store, self.fingerprint, self._marks, self._config
+        )
 
     @property
     def has_work(self) -> bool:
@@ -100,10 +129,11 @@ class Engine:
         self._queue = deque((k, r) for k, r in self._queue if k != key)
         for session in self._live():
             if session.key == key:
+                self._reuse.finish(session)
                 self._retire(session)
 
     def step(self) -> list[Step]:
-        """One decode step of all running sequences, then one chunk of the prompt whose turn it is."""
+        """One decode step of all running sequences, then one chunk of a prompt."""
         return self._decode_once() + self._prefill_once()
 
     def close(self) -> None:
@@ -122,6 +152,8 @@ class Engine:
                 f"the prompt has {len(request.ids)} tokens, maximum context length is {limit} "
                 f"tokens: shorten it to {limit - 1} at most",
             )
+        if request.images:
+            raise RequestError("images", "this engine has no vision yet: send text only")
         bad = next((i for i in request.ids if not 0 <= i < vocab), None)
         if bad is not None:
             raise RequestError("ids", f"token id {bad} is outside the vocabulary of {vocab}")
@@ -132,22 +164,41 @@ class Engine:
 
     def _prefill_once(self) -> list[Step]:
         if self._prefilling is None and self._queue and self._free:
-            key, request = self._queue.popleft()
-            slot = self._free.pop(0)
-            self._prefilling = Session.start(key, request, slot, self.model.eos, self.max_seq)
+            self._begin(*self._queue.popleft())
         session = self._prefilling
         if session is None:
             return []
         started = time.perf_counter()
-        part = session.chunk(self._config.prefill_chunks[-1])
-        result = self._plans.prefill(part, ends=len(part.ids) == session.waiting)
-        session.done += len(part.ids)
+        result = self._prefill_part(session)
         session.prefill_ms += (time.perf_counter() - started) * 1e3
         if result is None:
             return []
-        self._prefilling = None
+        session.answering, self._prefilling = True, None
         self._ready.append(session)
         return [self._deliver(session, result, 0.0)]
+
+    def _begin(self, key: str, request: Generation) -> None:
+        slot = self._free.pop(0)
+        session = Session.start(key, request, slot, self.model.eos, self.max_seq)
+        started = time.perf_counter()
+        session.run = self._reuse.start(session)
+        session.prefill_ms = (time.perf_counter() - started) * 1e3
+        self._prefilling = session
+
+    def _prefill_part(self, session: Session) -> Result | None:
+        """A chunk of a prompt, or the replay that completes an encoded one."""
+        part = session.chunk(self._reuse.room(session, self._config.prefill_chunks[-1]))
+        if session.run.replay is None:
+            result = self._plans.prefill(part, ends=len(part.ids) == session.waiting)
+            session.done += len(part.ids)
+            self._reuse.passed(session, Kind.FULL)  # a long prompt leaves points on its way
+            return result
+        if part.ids:
+            self._plans.encode(part)
+            session.done += len(part.ids)
+            self._reuse.passed(session, Kind.ENCODER)
+            return None
+        return self._plans.replay(session.tail(session.run.replay))
 
     def _decode_once(self) -> list[Step]:
         while self._ready and len(self._running) < self._config.max_sequences:
@@ -176,7 +227,9 @@ class Engine:
     def _deliver(self, session: Session, result: Result, decode_ms: float) -> Step:
         tokens, finish = session.emit([*session.drafts[: result.accepted], result.token])
         session.drafts, session.confidence = result.drafts, result.confidence
-        if finish:
+        self._reuse.passed(session, Kind.FULL)
+        if finish:  # what comes next finds this conversation, so it is kept before anyone hears
+            self._reuse.finish(session)
             self._retire(session)
         return Step(
             session.key,
@@ -205,7 +258,16 @@ class Engine:
         self._free.append(session.slot)
 
     def _warm_up(self) -> None:
-        """A prompt and a decode step, so that ready means ready; slots are overwritten by position."""
+        """A prompt and a decode step, so that ready means ready."""
         self.submit("warm-up", Generation((self.model.bos,), max_tokens=2, ignore_eos=True))
         while self.has_work:
             self.step()
+
+
+def _check_tail(config: RuntimeConfig, model: Model) -> None:
+    """Decoding reads a whole window behind the prompt, so a replay must have made it."""
+    if config.prefill != "full" and config.tail < model.window:
+        raise ConfigError(
+            f"tail {config.tail} is shorter than the window of {model.window}: "
+            f"replay at least {model.window} tokens"
+        )

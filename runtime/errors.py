@@ -7,10 +7,11 @@
     ├── CaptureError(node)              a plan that cannot become a CUDA graph
     └── DeviceError                     a device that is missing, out of memory or has failed
     RequestError(field, message)        one request that can never run; the engine is fine
+    SnapshotError                       bytes that are no state of this engine; it prefills instead
 
-Every text is one sentence a stranger can act on: what, value, limit, remedy. `RequestError` stands
-beside the tree because it is the fault of a request, not of the engine: who catches `EngineError`
-must not catch it by accident.
+Every text is one sentence a stranger can act on: what, value, limit, remedy. The last two stand
+beside the tree because they are the fault of a request or of somebody's bytes, not of the engine:
+who catches `EngineError` must not catch them by accident.
 """
 
 
@@ -55,3 +56,7 @@ class RequestError(Exception):
         """Name the field as the caller spelt it."""
         super().__init__(message)
         self.field, self.message = field, message
+
+
+class SnapshotError(Exception):
+    """Bytes of another version, layout, size or range than was asked to be restored."""

@@ -9,6 +9,7 @@ import numpy as np
 from blake3 import blake3
 
 from ultraflash.graphs.plan import Plan
+from ultraflash.runtime import content, snapshot
 from ultraflash.runtime.backend import Backend
 from ultraflash.runtime.config import RuntimeConfig
 
@@ -29,7 +30,10 @@ def fingerprint(
         "max_seq": max_seq,
         "world": backend.world,
         "plans": [p.digest() for p in plans],
-        "prefill": "full",
+        "content": content.VERSION,
+        "snapshot": snapshot.VERSION,
+        "prefill": config.prefill,
+        "tail": None if config.prefill == "full" else config.tail,
         "attention_weights": config.attention_weights,
         "backend": config.resolved_backend,
         "numpy": np.__version__,

@@ -68,6 +68,29 @@ class NumpyBackend:
             for array in buffers.values():
                 array[slot] = 0
 
+    def read_state(self, name: str, slot: int, start: int, end: int) -> Array:
+        """A copy of rows of a slot, from rank 0.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer.
+        """
+        return self._named(name, 0)[slot, start:end].copy()
+
+    def write_state(self, name: str, slot: int, start: int, rows: Array) -> None:
+        """Rows into a slot, on every rank.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer.
+        """
+        for rank in range(self.world):
+            self._named(name, rank)[slot, start : start + len(rows)] = rows
+
+    def _named(self, name: str, rank: int) -> Array:
+        array = self._state[rank].get(name)
+        if array is None:
+            raise DeviceError(f"there is no state buffer {name!r}: compile a plan that has it")
+        return array
+
     def state(self, ref: Ref, rank: int) -> Array:
         """The state buffer of a rank, allocated when first named."""
         array = self._state[rank].get(ref.name)

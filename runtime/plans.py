@@ -53,6 +53,16 @@ class Plans:
         """The decoder over the last rows of an encoded prompt; windows start with the part."""
         return self._run(self.replay_runner(), [replace(part, window_start=part.start)])[0]
 
+    def representative(self) -> list[Plan]:
+        """Plans that decide the bits of state: a decode plan first, then those of every chunk."""
+        chunks = self._config.prefill_chunks
+        plans = [self.decode_runner(1, 1).plan]
+        plans += [self.prefill_runner(rows, True).plan for rows in chunks]
+        if self._config.prefill != "full":
+            plans += [self.encode_runner(rows).plan for rows in chunks]
+            plans.append(self.replay_runner().plan)
+        return plans
+
     def decode_runner(self, rows: int, sequences: int) -> Runner:
         """The decode plan for this many rows and sequences."""
         return self._runner(

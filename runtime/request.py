@@ -17,9 +17,18 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Where a picture stands in a prompt, and which one it is (`content.image_digest`)."""
+
+    start: int
+    length: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A prompt to continue. `stop_ids` None means the model's EOS; EOS cannot come before
-    `min_tokens`."""
+    `min_tokens`. Only requests of equal `salt` share what was computed."""
 
     ids: tuple[int, ...]
     max_tokens: int
@@ -27,6 +36,8 @@ class Generation:
     stop_ids: frozenset[int] | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
+    images: tuple[ImageSpan, ...] = ()
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

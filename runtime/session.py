@@ -9,7 +9,10 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ultraflash.runtime.backend import Backend
 from ultraflash.runtime.request import Generation
+from ultraflash.runtime.resume import ALL_LAYERS, Kind, Run
+from ultraflash.runtime.snapshot import Layout
 from ultraflash.runtime.step_io import Draw, Part
 
 
@@ -18,7 +21,8 @@ class Session:
     """A request at work.
 
     `done` positions of its slot are processed; `ids[done:]` are not. While decoding exactly one is
-    not: the token sampled last, behind which `drafts` are proposed.
+    not: the token sampled last, behind which `drafts` are proposed. When a stop id ended the answer
+    inside accepted drafts, more are processed than count.
     """
 
     key: str
@@ -34,6 +38,8 @@ class Session:
     confidence: Sequence[float] = ()  # of the drafts, before the sigmoid
     cached: int = 0  # prompt tokens whose state came from a store
     prefill_ms: float = 0.0
+    run: Run = ALL_LAYERS  # how the prompt is processed
+    answering: bool = False  # the prompt is processed, a token was sampled
 
     @classmethod
     def start(cls, key: str, request: Generation, slot: int, eos: int, max_seq: int) -> Session:
@@ -58,6 +64,11 @@ class Session:
         return len(self.ids) - self.done
 
     @property
+    def known(self) -> int:
+        """Positions that are processed and count."""
+        return min(self.done, len(self.ids))
+
+    @property
     def room(self) -> int:
         """Drafts that could still become tokens before max_tokens or the context end the answer."""
         left = min(self.request.max_tokens - self.generated, self.max_seq - len(self.ids))
@@ -65,11 +76,15 @@ class Session:
 
     def chunk(self, rows: int) -> Part:
         """The next `rows` positions of the prompt as rows of a prefill."""
-        return self._part(self.ids[self.done : self.done + rows])
+        return self._prompt_part(self.done, self.done + rows)
+
+    def tail(self, rows: int) -> Part:
+        """The last `rows` positions of the prompt, processed or not, as rows of a replay."""
+        return self._prompt_part(self.prompt_tokens - rows, self.prompt_tokens)
 
     def verify(self, drafts: int) -> Part:
         """The token sampled last and `drafts` proposals as rows of a decode step."""
-        return self._part([*self.ids[self.done :], *self.drafts[:drafts]])
+        return self._part(self.done, [*self.ids[self.done :], *self.drafts[:drafts]], self._short)
 
     def emit(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], str | None]:
         """Take what a step gave; the tokens that count, and the reason to stop if there is one.
@@ -88,9 +103,43 @@ class Session:
                 return tuple(kept), "length"
         return tuple(kept), None
 
-    def _part(self, ids: Sequence[int]) -> Part:
+    def export(
+        self,
+        layout: Layout,
+        backend: Backend,
+        length: int,
+        kind: Kind,
+        ranges: Sequence[tuple[int, int]],
+    ) -> tuple[bytes, list[bytes]]:
+        """The restore point at `length`, and the global KV of some ranges of positions."""
+        point = layout.export_point(backend, self.slot, length, kind)
+        return point, [layout.export_segment(backend, self.slot, *span) for span in ranges]
+
+    def restore(
+        self, layout: Layout, backend: Backend, length: int, point: bytes, segments: Sequence[bytes]
+    ) -> None:
+        """Begin behind `length` tokens that were processed before, maybe elsewhere.
+
+        Raises:
+            SnapshotError: when the bytes do not fit this engine or this length; nothing has
+                changed then.
+        """
+        layout.restore(backend, self.slot, length, point, segments)
+        self.done = self.cached = length
+
+    @property
+    def _short(self) -> int:
+        """Tokens that must still come before the answer may end."""
+        return max(0, self.request.min_tokens - self.generated)
+
+    def _prompt_part(self, start: int, end: int) -> Part:
+        ids = self.ids[start:end]
+        # A token is drawn behind the last row only, so a ban has to reach that far.
+        return self._part(start, ids, len(ids) if self._short else 0)
+
+    def _part(self, start: int, ids: Sequence[int], num_banned: int) -> Part:
         how = self.request.sampling
         draw = Draw(how.temperature, how.top_p, how.top_k, self.seed, self.steps)
-        short = max(0, self.request.min_tokens - self.generated)
-        num_banned = len(ids) if self.request.ignore_eos else short
-        return Part(self.slot, self.done, ids, draw, self.eos, num_banned)
+        if self.request.ignore_eos:
+            num_banned = len(ids)
+        return Part(self.slot, start, ids, draw, self.eos, num_banned)

@@ -19,6 +19,7 @@ from blake3 import blake3
 from tokenizers import Regex, Tokenizer, normalizers
 
 from ultraflash.graphs.model import Model
+from ultraflash.runtime.content import Marks
 from ultraflash.runtime.errors import WeightsError
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ SPECIAL_TOKENS = (
     ("<\uff5cSystem\uff5c>", "draft_noise", "dspark_noise_token_id"),
     ("<\uff5cdeepseek_image\uff5c>", "image_token", "image_token_id"),
 )
+_ASSISTANT, _USER = "<\uff5cAssistant\uff5c>", "<\uff5cUser\uff5c>"  # no configuration names them
 
 
 def build_token_map(
@@ -112,6 +114,22 @@ def check_special_ids(tokenizer_json: Path, model: Model) -> None:
             f"{tokenizer_json} does not belong to this config.json: {'; '.join(wrong)}; "
             f"take both from the same checkpoint"
         )
+
+
+def turn_marks(tokenizer_json: Path, model: Model) -> Marks:
+    """The special ids at which conversations are cut.
+
+    Raises:
+        WeightsError: when the tokenizer cannot be read or lacks one of them.
+    """
+    tokenizer = _parse(_read(tokenizer_json), tokenizer_json)
+    found = {spelling: tokenizer.token_to_id(spelling) for spelling in (_ASSISTANT, _USER)}
+    if lacking := [spelling for spelling, token in found.items() if token is None]:
+        raise WeightsError(
+            f"{tokenizer_json} has no {' and no '.join(lacking)}: "
+            f"take the file that came with the checkpoint"
+        )
+    return Marks(model.eos, found[_ASSISTANT], found[_USER])
 
 
 def _checked(
