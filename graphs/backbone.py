@@ -1,31 +1,23 @@
 """From token ids to the streams behind the last layer, and from there to logits (model.md section
-4.1)."""
+4.1).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ultraflash.graphs.attention import attend, queries, window_rows
 from ultraflash.graphs.globalkv import GlobalStore
-from ultraflash.graphs.layers import (
-    Angles,
-    Scope,
-    Streams,
-    angles,
-    attend,
-    engram,
-    queries,
-    residual_layer,
-    ring,
-    window_rows,
-    write_ring,
-)
+from ultraflash.graphs.ngrams import engram
 from ultraflash.graphs.ops.comm import AllGather
 from ultraflash.graphs.ops.embed import Embed
 from ultraflash.graphs.ops.engram_ids import EngramIds
 from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.ops.stream_mean import StreamMean
 from ultraflash.graphs.plan import Ref
+from ultraflash.graphs.residual import residual_layer
+from ultraflash.graphs.scope import Angles, Scope, Streams, angles, ring, write_ring
 
 
 @dataclass(frozen=True)

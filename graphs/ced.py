@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from ultraflash.graphs.backbone import embedded, layers, shared, write_history
 from ultraflash.graphs.draft import append_context
-from ultraflash.graphs.layers import Scope, Streams, sublayer_input, write_ring
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.ops.ring_read import RingRead
 from ultraflash.graphs.plan import Plan, Ref
 from ultraflash.graphs.prefill import end_of_prompt
+from ultraflash.graphs.residual import sublayer_input
+from ultraflash.graphs.scope import Scope, Streams, write_ring
 from ultraflash.graphs.step import Build, scope
 
 MODES = ("full", "ced20", "ced21")

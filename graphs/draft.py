@@ -1,23 +1,13 @@
 """DSpark drafting as nodes (model.md section 6): context rows from taps, a block of draft rows, the
-Markov chain."""
+Markov chain.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ultraflash.graphs.attention import output_projection, queries, window_rows
 from ultraflash.graphs.backbone import gather, head_logits
-from ultraflash.graphs.layers import (
-    Angles,
-    Scope,
-    Streams,
-    angles,
-    output_projection,
-    queries,
-    residual_layer,
-    ring,
-    window_rows,
-    write_ring,
-)
 from ultraflash.graphs.ops.confidence import Confidence
 from ultraflash.graphs.ops.draft_attention import DraftAttention
 from ultraflash.graphs.ops.draft_rows import DraftRows
@@ -26,11 +16,12 @@ from ultraflash.graphs.ops.embed import Embed
 from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.ops.markov_embed import MarkovEmbed
 from ultraflash.graphs.plan import Ref
+from ultraflash.graphs.residual import residual_layer
+from ultraflash.graphs.scope import Angles, Scope, Streams, angles, ring, write_ring
 
 
 def drafted_from(s: Scope, block: int) -> Ref:
-    """What the drafts of every slot were drawn from, kept until they are verified. [slots, B,
-    V]."""
+    """What every slot's drafts were drawn from, kept until they are verified. [slots, B, V]."""
     return s.b.state("draft.q", (s.capacity.slots, block, s.model.vocab), "f32")
 
 
@@ -58,7 +49,8 @@ def append_context(s: Scope, taps: Ref) -> None:
 
 def draft(s: Scope, block: int) -> None:
     """Propose `block` tokens behind every sequence's last accepted row, with confidences (model.md
-    6.2)."""
+    6.2).
+    """
     m = s.model
     d = _block_scope(s, block)
     x, pre = d.out("draft.x", (m.hc, m.hidden)), d.out("draft.pre", (m.hc,), "f32")

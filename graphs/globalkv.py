@@ -1,15 +1,14 @@
 """Compressed entries, index keys and selections (model.md sections 4.5 and 4.6) as nodes.
 
 One `GlobalStore` walks down the layers: KV source layers add entries, index source layers make
-selections, the layers
-in between read the nearest ones. Every source scores against its own keys.
+selections, the layers in between read the nearest ones. Every source scores against its own keys.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ultraflash.graphs.layers import Angles, GlobalKv, Scope, ring, write_ring
+from ultraflash.graphs.attention import GlobalKv
 from ultraflash.graphs.ops.candidate_pool import CandidatePool
 from ultraflash.graphs.ops.comm import AllReduce
 from ultraflash.graphs.ops.compress_pairs import CompressPairs
@@ -19,12 +18,14 @@ from ultraflash.graphs.ops.select_topk import SelectTopk
 from ultraflash.graphs.ops.store_index_key import StoreIndexKey
 from ultraflash.graphs.ops.store_main_kv import StoreMainKv
 from ultraflash.graphs.plan import Ref
+from ultraflash.graphs.scope import Angles, Scope, ring, write_ring
 
 
 @dataclass
 class GlobalStore:
     """The latest entries, keys, selection and pool while a plan is being built from the first layer
-    to the last."""
+    to the last.
+    """
 
     s: Scope
     group_angles: dict[
@@ -59,7 +60,8 @@ class GlobalStore:
 
     def add_entries(self, layer: int, x: Ref) -> None:
         """Compress this step's tokens into entries and index keys of KV source `layer`; x is its
-        normed input."""
+        normed input.
+        """
         s, m, io = self.s, self.s.model, self.s.io
         ratio, label = m.ratio(layer), f"L{layer}.attn"
         latent = self._latent(layer, x)
@@ -80,7 +82,8 @@ class GlobalStore:
 
     def select(self, layer: int, x: Ref, low_q8: Ref, at: Angles) -> None:
         """Score entries with index source `layer`'s queries and choose; the candidate source also
-        makes the pool."""
+        makes the pool.
+        """
         s, m, io = self.s, self.s.model, self.s.io
         label, weights, source = (
             f"L{layer}.attn",

@@ -1,13 +1,12 @@
 """Every size of the model, read once from the checkpoint's configuration.
 
 `Model` is frozen and knows no tensors, files or devices. Its field names are the letters and words
-that plans,
-weights and tests use. Source: model.md section 1; the keys of both shipped files are in `_KEYS`.
+that plans, weights and tests use. Source: model.md section 1; the keys of both shipped files are in
+`config_keys.py`.
 
 Dimension letters used in docstrings of this room: T rows, D hidden, C hyper-connection copies, H
-heads of one rank,
-E head dim, W window, V vocabulary, G output groups of one rank, K selected entries, F expert width
-of one rank.
+heads of one rank, E head dim, W window, V vocabulary, G output groups of one rank, K selected
+entries, F expert width of one rank.
 """
 
 from __future__ import annotations
@@ -19,100 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ultraflash.graphs.config_keys import CONFIG_KEYS, DEFAULTS
 from ultraflash.graphs.errors import ConfigError, WorldError
-
-# field -> (path in config.json, key in inference/config.json). The nested file is asked first, the
-# flat one second.
-_KEYS: dict[str, tuple[str, str]] = {
-    "vocab": ("text_config.vocab_size", "vocab_size"),
-    "hidden": ("text_config.hidden_size", "dim"),
-    "num_layers": ("text_config.num_hidden_layers", "n_layers"),
-    "heads": ("text_config.num_attention_heads", "n_heads"),
-    "head_dim": ("text_config.head_dim", "head_dim"),
-    "rope_dim": ("text_config.qk_rope_head_dim", "rope_head_dim"),
-    "q_rank": ("text_config.q_lora_rank", "q_lora_rank"),
-    "o_groups": ("text_config.o_groups", "o_groups"),
-    "o_rank": ("text_config.o_lora_rank", "o_lora_rank"),
-    "window": ("text_config.sliding_window", "window_size"),
-    "compress_ratios": ("text_config.compress_ratios", "compress_ratios"),
-    "kv_sources": ("text_config.kv_source_layer_ids", "kv_source_layers"),
-    "index_sources": ("text_config.index_source_layer_ids", "index_source_layers"),
-    "index_heads": ("text_config.index_n_heads", "index_n_heads"),
-    "index_dim": ("text_config.index_head_dim", "index_head_dim"),
-    "index_topk": ("text_config.index_topk", "index_topk"),
-    "candidate_source": ("text_config.candidate_source_layer_id", "candidate_source_layer"),
-    "candidate_blocks": ("text_config.candidate_topk_blocks", "candidate_topk_blocks"),
-    "candidate_block_size": ("text_config.candidate_block_size", "candidate_block_size"),
-    "norm_eps": ("text_config.rms_norm_eps", "norm_eps"),
-    "experts": ("text_config.n_routed_experts", "n_routed_experts"),
-    "shared_experts": ("text_config.n_shared_experts", "n_shared_experts"),
-    "active_experts": ("text_config.num_experts_per_tok", "n_activated_experts"),
-    "expert_width": ("text_config.moe_intermediate_size", "moe_inter_dim"),
-    "score_function": ("text_config.scoring_func", "score_func"),
-    "route_scale": ("text_config.routed_scaling_factor", "route_scale"),
-    "swiglu_limit": ("text_config.swiglu_limit", "swiglu_limit"),
-    "rope_theta": ("text_config.rope_theta", "rope_theta"),
-    "compress_rope_theta": ("text_config.compress_rope_theta", "compress_rope_theta"),
-    "yarn_original": (
-        "text_config.rope_scaling.original_max_position_embeddings",
-        "original_seq_len",
-    ),
-    "yarn_factor": ("text_config.rope_scaling.factor", "rope_factor"),
-    "yarn_beta_fast": ("text_config.rope_scaling.beta_fast", "beta_fast"),
-    "yarn_beta_slow": ("text_config.rope_scaling.beta_slow", "beta_slow"),
-    "max_position": ("text_config.max_position_embeddings", ""),
-    "hc": ("text_config.hc_mult", "hc_mult"),
-    "sinkhorn_iters": ("text_config.hc_sinkhorn_iters", "hc_sinkhorn_iters"),
-    "hc_eps": ("text_config.hc_eps", "hc_eps"),
-    "engram_layers": ("text_config.engram_layer_ids", "engram_layer_ids"),
-    "engram_rows": ("text_config.engram_num_embeddings", "engram_num_embeddings"),
-    "engram_max_order": ("text_config.engram_max_ngram_size", "engram_max_ngram_size"),
-    "engram_base": ("text_config.engram_vocab_size", "engram_vocab_size"),
-    "engram_heads": ("text_config.engram_n_heads", "engram_n_heads"),
-    "engram_dim": ("text_config.engram_head_dim", "engram_head_dim"),
-    "engram_pad": ("text_config.engram_pad_token_id", "engram_pad_id"),
-    "engram_vocab": ("text_config.engram_compressed_vocab_size", "engram_compressed_vocab_size"),
-    "draft_stages": ("text_config.num_nextn_predict_layers", "n_mtp_layers"),
-    "draft_block": ("text_config.dspark_block_size", "dspark_block_size"),
-    "draft_noise": ("text_config.dspark_noise_token_id", "dspark_noise_token_id"),
-    "draft_targets": ("text_config.dspark_target_layer_ids", "dspark_target_layer_ids"),
-    "draft_markov_rank": ("text_config.dspark_markov_rank", "dspark_markov_rank"),
-    "draft_experts": ("text_config.dspark_n_routed_experts", "dspark_n_routed_experts"),
-    "draft_active_experts": (
-        "text_config.dspark_num_experts_per_tok",
-        "dspark_n_activated_experts",
-    ),
-    "bos": ("bos_token_id", ""),
-    "eos": ("eos_token_id", ""),
-    "pad": ("pad_token_id", ""),
-    "image_token": ("image_token_id", "image_token_id"),
-    "vision_layers": ("vision_config.num_hidden_layers", "vision_n_layers"),
-    "vision_dim": ("vision_config.hidden_size", "vision_dim"),
-    "vision_heads": ("vision_config.num_attention_heads", "vision_n_heads"),
-    "vision_width": ("vision_config.intermediate_size", "vision_inter_dim"),
-    "vision_patch": ("vision_config.patch_size", "vision_patch_size"),
-    "vision_downsample": ("vision_config.downsample_ratio", "vision_downsample_ratio"),
-    "vision_max_tokens": ("vision_config.max_image_tokens", "vision_max_n_token"),
-    "vision_min_pixels": ("vision_config.min_pixels", "vision_min_pixels"),
-}
-# Keys that only one file has, or that may be absent altogether: model.md sections 1.1 and 1.4
-# ("presence pitfall").
-_DEFAULTS: dict[str, Any] = {
-    "max_position": 1048576,
-    "bos": 0,
-    "eos": 1,
-    "pad": 2,
-    "image_token": -1,
-    "score_function": "sqrtsoftplus",
-    "vision_layers": 0,
-    "vision_dim": 0,
-    "vision_heads": 0,
-    "vision_width": 0,
-    "vision_patch": 14,
-    "vision_downsample": 3,
-    "vision_max_tokens": 0,
-    "vision_min_pixels": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -206,12 +113,12 @@ class Model:
         """
         values: dict[str, Any] = {}
         missing: list[str] = []
-        for name, (path, key) in _KEYS.items():
+        for name, (path, key) in CONFIG_KEYS.items():
             value = _dig(nested, path)
             if value is None:
                 value = _dig(flat, key)
             if value is None:
-                value = _DEFAULTS.get(name)
+                value = DEFAULTS.get(name)
             if value is None:
                 missing.append(path or key)
             else:
@@ -246,7 +153,8 @@ class Model:
 
     def kv_source(self, layer: int) -> int:
         """The nearest KV source layer at or below `layer`, whose entries it attends to (r > 0
-        only)."""
+        only).
+        """
         return max(s for s in self.kv_sources if s <= layer)
 
     def index_source(self, layer: int) -> int:
@@ -403,7 +311,9 @@ def _typed(name: str, kind: str, value: Any) -> Any:
         and all(isinstance(v, int) for v in value)
     ):
         return tuple(value)
-    raise ConfigError(f"config value {_KEYS[name][0] or name} should be {kind}, got {value!r}")
+    raise ConfigError(
+        f"config value {CONFIG_KEYS[name][0] or name} should be {kind}, got {value!r}"
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -1,9 +1,8 @@
 """Number formats and quantisers, bit for bit as model.md section 3.1 defines them.
 
 bf16 values travel as float32 arrays whose low 16 bits are zero. Codes are uint8; E2M1 codes are
-packed two to a byte,
-low nibble = even element. Reductions run in float64 and round once, so that no result depends on
-how many rows there are.
+packed two to a byte, low nibble = even element. Reductions run in float64 and round once, so that
+no result depends on how many rows there are.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ def e4m3_encode(x: F32) -> U8:
 
 
 def e2m1_encode(x: F32) -> U8:
-    """Nearest E2M1 code (unpacked), ties to even code, saturating at 6; the sign of zero is
-    kept."""
+    """Nearest E2M1 code (unpacked), ties to even, saturating at 6; the sign of zero is kept."""
     a = np.abs(x)
     code = (a > 0.25).astype(np.uint8)
     # ">" where a tie goes down to the even code, ">=" where it goes up.
@@ -124,7 +122,8 @@ def q8(x: F32) -> tuple[U8, U8]:
 
 def fake_q8(x: F32) -> F32:
     """Q8 and back: the exact bf16 values that an FP8 or FP4 linear multiplies. [..., K] -> [...,
-    K]."""
+    K].
+    """
     index, scale = _q8_scaled(x)
     return (
         _E4M3_VALUE_OF_BF16[index] * (scale << np.uint32(23)).view(np.float32)[..., None]

@@ -2,9 +2,8 @@
 every backend.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Key = the
-request's seed,
-counter = (position, step, purpose, 0); see architecture.md section 5 for why the step belongs to
-it.
+request's seed, counter = (position, step, purpose, 0); see architecture.md section 5 for why the
+step belongs to it.
 """
 
 from __future__ import annotations

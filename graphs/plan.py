@@ -1,9 +1,8 @@
 """A step as data: named buffers and an ordered list of operations.
 
 Backends interpret a `Plan`; nothing here computes. A plan names every buffer it touches, so
-dependencies, lifetimes,
-memory and traffic can be derived from it. Nodes are identical on every rank; only shapes are those
-of one rank.
+dependencies, lifetimes, memory and traffic can be derived from it. Nodes are identical on every
+rank; only shapes are those of one rank.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ class Life(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Ref:
     """A named buffer of one rank. `dtype` is a plain type or a weight format (fp8, fp4, rows8) of
-    logical `shape`."""
+    logical `shape`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -70,7 +70,8 @@ class Ref:
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What a node must move and compute at least: device memory bytes and multiply-add operations
-    times two."""
+    times two.
+    """
 
     nbytes: int
     flops: int
@@ -82,7 +83,8 @@ class Cost:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """What a device needs to run a node: which source, with which buffers in which order, and
-    constants as defines."""
+    constants as defines.
+    """
 
     stem: str
     buffers: tuple[str, ...]
@@ -94,8 +96,8 @@ class Op:
     """Base of all operations. Fields hold buffers (`Ref`, or None where optional) and constants.
 
     `reference` takes every field that is not in `OUT`, in field order, and returns the arrays of
-    the `OUT` fields that
-    are not None (one array, or a tuple). Arrays of `UPDATES` fields are changed in place.
+    the `OUT` fields that are not None (one array, or a tuple). Arrays of `UPDATES` fields are
+    changed in place.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ("y",)
@@ -211,8 +213,7 @@ class Plan:
         return "\n".join(lines) + "\n"
 
     def digest(self) -> str:
-        """Hash of `text()` and all buffers: equal digests mean the same step over the same
-        memory."""
+        """Hash of `text()` and all buffers: equal digests mean the same step on the same memory."""
         listing = "\n".join(f"{ref} {ref.life}" for ref in self.buffers.values())
         return blake3((self.text() + listing).encode()).hexdigest()
 

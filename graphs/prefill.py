@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from ultraflash.graphs.backbone import all_layers, head
 from ultraflash.graphs.draft import append_context, draft
-from ultraflash.graphs.layers import Scope, Streams
 from ultraflash.graphs.plan import Plan
+from ultraflash.graphs.scope import Scope, Streams
 from ultraflash.graphs.step import Build, accept, last_rows, last_scope, scope
 
 
 def build_prefill(build: Build, rows: int, *, ends: bool = True) -> Plan:
     """Up to `rows` rows of one sequence; logits, a token and drafts behind the last one only.
 
-    A prefill ends like a decode step, so that the first decode step is an ordinary one. With
-    `ends` false the chunk is not the last one and nothing comes behind its layers.
+    A prefill ends like a decode step, so that the first decode step is an ordinary one. With `ends`
+    false the chunk is not the last one and nothing comes behind its layers.
 
     Raises:
         WorldError: when the model cannot be split over `build.world` ranks.

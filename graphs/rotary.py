@@ -18,7 +18,8 @@ TABLES = ("plain", "compressed")
 
 def frequencies(model: Model) -> dict[str, F32]:
     """Both tables, [rope_dim/2] f32: `plain` for window-only layers, `compressed` for layers with r
-    > 0."""
+    > 0.
+    """
     return {
         "plain": plain_frequencies(model.rope_theta, model.rope_dim),
         "compressed": yarn_frequencies(model),
@@ -27,7 +28,8 @@ def frequencies(model: Model) -> dict[str, F32]:
 
 def plain_frequencies(theta: float, dims: int) -> F32:
     """1 / theta^(2j/dims), the power rounded to float32 correctly (float32 `power` is off by an ulp
-    here and there)."""
+    here and there).
+    """
     exponents = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
     power = np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
     return np.float32(1) / power

@@ -1,9 +1,8 @@
 """Rows of a step: how reference operations find a row's neighbours and its place in state.
 
 A step's rows are ragged over sequences: rows row_start[s] .. row_start[s+1]-1 belong to sequence s
-and stand at
-consecutive positions. Rows from row_start[-1] on are idle (slot -1): they are computed and thrown
-away.
+and stand at consecutive positions. Rows from row_start[-1] on are idle (slot -1): they are computed
+and thrown away.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def looked_back(
 
     Shapes:
         now: [T, ...] values of this step's rows; ring: [slots, R, ...]; back: [N]; result: [T, N,
-        ...].
-        Positions before 0 give arbitrary (finite) values: the caller masks them.
+        ...]. Positions before 0 give arbitrary (finite) values: the caller masks them.
     """
     rows = np.arange(len(position))
     inside = back[None, :] <= (rows - first_row(row_start, len(rows)))[:, None]

@@ -1,5 +1,6 @@
 """From logits to a probability distribution and a token: the rules that p and q share
-(architecture.md section 5)."""
+(architecture.md section 5).
+"""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.io import io_buffers
-from ultraflash.graphs.layers import Scope
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.ops.take_last import LastIo, TakeLast
 from ultraflash.graphs.plan import PlanBuilder, Ref
+from ultraflash.graphs.scope import Scope
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ Row i of `p` is the target's distribution behind the anchor and the first i draf
 the distribution that draft i was really drawn from. Both are taken after temperature, top_p, top_k
 and bias. A token mask belongs into p at least: where p is 0, the draft is rejected at its row and
 the residual is that of the masked p against the real q. Dropping such a draft before verifying
-would condition the text on what the draft model happened to say. Rows behind a draft of
-probability 0 may hold anything, NaN included.
+would condition the text on what the draft model happened to say. Rows behind a draft of probability
+0 may hold anything, NaN included.
 
 `kept` [S] lets sequences of one step verify different numbers of drafts: drafts, q rows and p rows
 behind `kept` are not looked at. It must have been chosen by a stopping rule: whether draft i stays
@@ -40,9 +40,9 @@ def block_verify(
     """Block verification: drafts accepted, and the token that follows them, per sequence.
 
     Shapes:
-        p: [S, m+1, V]; q: [S, m, V]; drafts: [S, m]; accept_u: [S, m];
-        last_u: [S], or [S, m+1] with one number for each possible count of accepted drafts;
-        kept: [S] drafts to verify, all m by default; result: [S], [S]. m = 0 samples from p.
+        p: [S, m+1, V]; q: [S, m, V]; drafts: [S, m]; accept_u: [S, m]; last_u: [S], or [S, m+1]
+        with one number for each possible count of accepted drafts; kept: [S] drafts to verify, all
+        m by default; result: [S], [S]. m = 0 samples from p.
     Source: arXiv 2403.10444, algorithm 2.
     """
     kept = _all_kept(drafts) if kept is None else kept
@@ -60,8 +60,7 @@ def token_verify(
     """Token-wise rejection: each draft stays with probability min(1, p/q), up to the first that
     does not.
 
-    Shapes: as `block_verify`.
-    Source: arXiv 2211.17192, algorithm 1.
+    Shapes: as `block_verify`. Source: arXiv 2211.17192, algorithm 1.
     """
     kept = _all_kept(drafts) if kept is None else kept
     passed = accept_u < token_chances(p, q, drafts, kept)
@@ -139,8 +138,8 @@ def token_chances(p: F64, q: F64, drafts: I32, kept: I32) -> F64:
 def remainder(p: F64, q: F64, accepted: I32, kept: I32, scale: F64) -> F64:
     """Weights of the emitted token: the last row's p, or what the draft left of it. [S, V].
 
-    `scale` [S] is P_tau for block verification, 1 for token-wise. Where rounding leaves nothing,
-    p and q were equal, and p itself is the limit.
+    `scale` [S] is P_tau for block verification, 1 for token-wise. Where rounding leaves nothing, p
+    and q were equal, and p itself is the limit.
     """
     every = np.arange(len(p))
     row = p[every, accepted]
@@ -157,8 +156,7 @@ def _emit(p: F64, q: F64, accepted: I32, kept: I32, scale: F64, last_u: F64) -> 
 
 
 def _share(wanted: F64, drawn: F64) -> F64:
-    """min(wanted / drawn, 1), 0 where nothing was drawn; taking the minimum first cannot
-    overflow."""
+    """min(wanted / drawn, 1), 0 where nothing was drawn; the minimum first cannot overflow."""
     some = drawn > 0
     return np.divide(np.minimum(wanted, drawn), drawn, where=some, out=np.zeros(wanted.shape))
 

@@ -1,9 +1,8 @@
 """The engine opened up for tests: run sequences, force single layers, read every buffer.
 
 What `tools/check_golden` and an independent comparer drive. A probe runs the plans that the engine
-runs, on the same
-backend; it has no request handling and no sampling. Single parts (quantisers, tables, gate) are in
-`probe_parts.py`.
+runs, on the same backend; it has no request handling and no sampling. Single parts (quantisers,
+tables, gate) are in `probe_parts.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ _RUNNERS = 12
 @dataclass
 class ProbeState:
     """One sequence: where it lives, how many rows are committed, and the rows of the call under
-    way."""
+    way.
+    """
 
     slot: int
     length: int = 0
@@ -48,7 +48,8 @@ class ProbeState:
 
 class Probe(ProbeParts):
     """A checkpoint ready to be looked into. bf16 values are float32 arrays; rank 0's view of every
-    buffer."""
+    buffer.
+    """
 
     def __init__(
         self,
@@ -84,8 +85,8 @@ class Probe(ProbeParts):
         """Load a checkpoint.
 
         Raises:
-            EngineError: when it cannot be loaded, or there is no such backend here.
-            WorldError: when it cannot be split over `world` ranks.
+            EngineError: when it cannot be loaded, or there is no such backend here. WorldError:
+            when it cannot be split over `world` ranks.
         """
         if backend != "numpy":
             raise DeviceError(f"there is no backend {backend!r} yet: use numpy")
@@ -171,8 +172,7 @@ class Probe(ProbeParts):
         """Run one layer of the call under way, its Engram included, from a given stream.
 
         Attention uses `sel`, at index sources too; the layer's own choice comes back as `sel`.
-        Keys: see
-        `tools/golden/probe.py`.
+        Keys: see `tools/golden/probe.py`.
         """
         self._alive(state)
         assert state.runner is not None
@@ -201,13 +201,15 @@ class Probe(ProbeParts):
 
     def caches(self, state: ProbeState) -> dict[str, Array]:
         """What all rows so far left, those of a forced call under way included, de-quantised; keys
-        as in the vectors."""
+        as in the vectors.
+        """
         self._alive(state)
         assert state.runner is not None
         runner, model, length = state.runner, self.model, state.length + len(state.pending)
         found: dict[str, Array] = {}
         for layer in range(model.num_layers):
-            found[f"L{layer}.window_ring"] = self._window(runner, state.slot, f"L{layer}.attn", length)
+            window = self._window(runner, state.slot, f"L{layer}.attn", length)
+            found[f"L{layer}.window_ring"] = window
         for layer in model.kv_sources:
             label, count = f"L{layer}.attn", length // model.ratio(layer)
 

@@ -1,5 +1,6 @@
 """Single parts of the model, called as the plans call them: the half of a probe that needs no
-sequence."""
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _QUANTISERS = {"q8": (q8, q8_decode), "qmx4": (qmx4, qmx4_decode), "qnv4": (qnv4
 
 class ProbeParts:
     """Quantisers, tables, hashes, gate and mixes. `full` means the release's constants, `tiny` this
-    checkpoint's."""
+    checkpoint's.
+    """
 
     def __init__(self, model: Model, backend: NumpyBackend, tokenizer: Tokenizer) -> None:
         """Keep what the parts read."""
@@ -47,7 +49,8 @@ class ProbeParts:
 
     def rope_table(self, table: str, positions: Array) -> tuple[F32, F32, F32]:
         """Frequencies [pairs], cosines and sines [rows, pairs] of `plain` or `compressed`;
-        `tiny_*`: this model's."""
+        `tiny_*`: this model's.
+        """
         model = self.model if table.startswith("tiny_") else release_model()
         freq = rotary.frequencies(model)[table.removeprefix("tiny_")]
         return freq, *RopeTable.reference(positions.astype(np.int32), freq, 0)

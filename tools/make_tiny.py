@@ -18,9 +18,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ultraflash.graphs.checkpoint import expected_tensors, parameters, tensor_bytes
+from ultraflash.graphs.config_keys import CONFIG_KEYS
 from ultraflash.graphs.engram import table_rows
 from ultraflash.graphs.errors import GraphError
-from ultraflash.graphs.model import _KEYS as CONFIG_KEYS
 from ultraflash.graphs.model import Model
 from ultraflash.runtime.weights.token_map import compressed_ids
 from ultraflash.runtime.weights.write import write_checkpoint

@@ -1,5 +1,6 @@
 """Which drafts stay, and the token behind them (architecture.md section 5; block verification of
-arXiv 2403.10444)."""
+arXiv 2403.10444).
+"""
 
 from __future__ import annotations
 
@@ -21,19 +22,17 @@ class Accept(Op):
     """Verify each sequence's rows: row 0 is the token sampled last, rows 1.. are drafts.
 
     Row i's logits give the distribution of the token behind it. `accepted` drafts stay; `token`
-    comes behind them.
-    At temperature 0 a draft stays while it is the largest logit. Log-probabilities are those of the
-    constrained logits
-    at temperature 1, for the token emitted behind each row up to the last accepted one.
+    comes behind them. At temperature 0 a draft stays while it is the largest logit.
+    Log-probabilities are those of the constrained logits at temperature 1, for the token emitted
+    behind each row up to the last accepted one.
 
     Shapes:
         logits: [T, V] f32; ids, slot, position: [T] i32; row_start: [S+1] i32; q: [slots, B, V]
-        f32, what drafts were
-        drawn from (absent in plans without drafting); mask: [T, ceil(V/32)] u32; bias_ids, bias:
-        [S, n];
-        banned: [T] i32; temperature, top_p: [S] f32; top_k, step, want_logprobs: [S] i32; seed: [S]
-        u64;
-        accepted, token: [S] i32; logprob: [T] f32; top_ids: [T, 20] i32; top_logprobs: [T, 20] f32.
+        f32, what drafts were drawn from (absent in plans without drafting); mask: [T, ceil(V/32)]
+        u32; bias_ids, bias:
+        [S, n]; banned: [T] i32; temperature, top_p: [S] f32; top_k, step, want_logprobs: [S] i32;
+        seed: [S] u64; accepted, token: [S] i32; logprob: [T] f32; top_ids: [T, 20] i32;
+        top_logprobs: [T, 20] f32.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ("accepted", "token", "logprob", "top_ids", "top_logprobs")

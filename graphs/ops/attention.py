@@ -60,10 +60,9 @@ class Attention(Op):
     Shapes:
         q: [T, H, E] bf16; codes: [T, E] u8; scales: [T, E/32] u8; ring_codes: [slots, R, E] u8;
         ring_scales: [slots, R, E/32] u8; main_codes: [slots, entries, E/2] u8; main_scales: [slots,
-        entries, E/16] u8;
-        sel: [T, k] i32, -1 = none; sink: [H] f32; cos, sin: [T, rope/2] f32; slot, position: [T]
-        i32;
-        row_start: [S+1] i32; y: [T, H*E] bf16. main_* and sel are absent in layers of ratio 0.
+        entries, E/16] u8; sel: [T, k] i32, -1 = none; sink: [H] f32; cos, sin: [T, rope/2] f32;
+        slot, position: [T] i32; row_start: [S+1] i32; y: [T, H*E] bf16. main_* and sel are absent
+        in layers of ratio 0.
     """
 
     q: Ref
@@ -106,7 +105,8 @@ class Attention(Op):
         round_weights: bool,
     ) -> F32:
         """Each row is a product of its own: shapes, and so bits, do not depend on the number of
-        rows."""
+        rows.
+        """
         back = np.arange(window - 1, -1, -1)
         keys = q8_decode(
             looked_back(codes, ring_codes, back, slot, position, row_start),

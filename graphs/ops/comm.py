@@ -1,5 +1,6 @@
 """What ranks exchange: the only operations that know that there is more than one (architecture.md
-section 4)."""
+section 4).
+"""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ class CompressPairs(Op):
 
     Shapes:
         kv, gate: [T, E] f32; kv_ring, gate_ring: [slots, R, E] f32 (read only here); slot,
-        position: [T] i32;
-        row_start: [S+1] i32; y: [T, E] bf16, not yet normed.
+        position: [T] i32; row_start: [S+1] i32; y: [T, E] bf16, not yet normed.
     """
 
     kv: Ref

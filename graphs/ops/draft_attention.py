@@ -1,5 +1,6 @@
 """Attention of a draft block: the window before it and the whole block, the same for all its rows
-(model.md 6.2)."""
+(model.md 6.2).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +23,8 @@ class DraftAttention(Op):
 
     Shapes:
         q: [S*B, H, E] bf16; codes: [S*B, E] u8; scales: [S*B, E/32] u8; ring_codes: [slots, R, E]
-        u8;
-        ring_scales: [slots, R, E/32] u8; sink: [H] f32; cos, sin: [S*B, rope/2] f32;
-        slot, position: [S*B] i32; y: [S*B, H*E] bf16.
+        u8; ring_scales: [slots, R, E/32] u8; sink: [H] f32; cos, sin: [S*B, rope/2] f32; slot,
+        position: [S*B] i32; y: [S*B, H*E] bf16.
     """
 
     q: Ref

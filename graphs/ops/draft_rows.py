@@ -1,5 +1,6 @@
 """Where the draft stages stand: one block of rows behind each sequence's last accepted row
-(model.md 6.2)."""
+(model.md 6.2).
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,7 @@ class DraftRows(Op):
 
     Shapes:
         token: [S] i32, the anchor; accepted: [S] i32; slot, position: [T] i32; row_start: [S+1]
-        i32;
-        ids, at, at_slot, text: [S*B] i32 (text: all zero, the image flag of draft rows).
+        i32; ids, at, at_slot, text: [S*B] i32 (text: all zero, the image flag of draft rows).
     """
 
     OUT: ClassVar[tuple[str, ...]] = ("ids", "at", "at_slot", "text")

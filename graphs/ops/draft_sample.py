@@ -1,5 +1,4 @@
-"""A drafted token, and the distribution it was really drawn from (model.md 6.2, architecture.md
-5)."""
+"""A drafted token, and the distribution it was drawn from (model.md 6.2, architecture.md 5)."""
 
 from __future__ import annotations
 
@@ -21,16 +20,13 @@ class DraftSample(Op):
     """Draft `index` of every sequence from its block logits plus the Markov correction.
 
     Bias, temperature, top_k and top_p shape q as they shape p. The token mask does not: a forbidden
-    draft is rejected
-    at its row, never avoided here, since its successors' masks are not known yet.
+    draft is rejected at its row, never avoided here, since its successors' masks are not known yet.
 
     Shapes:
         logits: [S*B, V] f32; markov: [S, V] f32; at, slot: [S*B] i32 of the block rows; bias_ids:
-        [S, n] i32;
-        bias: [S, n] f32; temperature, top_p: [S] f32; top_k: [S] i32; seed: [S] u64; step: [S] i32;
-        drafts: [S, B] i32, column `index` is written; q: [slots, B, V] f32, row `index` of a slot
-        is written
-        (not at temperature 0).
+        [S, n] i32; bias: [S, n] f32; temperature, top_p: [S] f32; top_k: [S] i32; seed: [S] u64;
+        step: [S] i32; drafts: [S, B] i32, column `index` is written; q: [slots, B, V] f32, row
+        `index` of a slot is written (not at temperature 0).
     """
 
     OUT: ClassVar[tuple[str, ...]] = ()

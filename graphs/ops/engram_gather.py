@@ -12,7 +12,8 @@ from ultraflash.graphs.rows import I64
 
 class Rows8(Protocol):
     """A table of FP8 rows that stays where it is stored: codes [R, dim] and E8M0 scales [R,
-    dim/32]."""
+    dim/32].
+    """
 
     @property
     def codes(self) -> U8:

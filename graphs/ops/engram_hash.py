@@ -25,8 +25,7 @@ def hash_rows(grams: I64, multipliers: I64, primes: I64, offsets: I64) -> I64:
 
 
 def live_grams(ids: I64, before_start: npt.NDArray[np.bool_], pad: int) -> I64:
-    """Replace dead or missing positions, and all farther ones, by the pad id. [T, n] newest
-    first."""
+    """Give dead or missing positions, and all farther ones, the pad id. [T, n] newest first."""
     dead = np.logical_or.accumulate((ids == DEAD) | before_start, axis=1)
     return np.where(dead, pad, ids)
 
@@ -37,9 +36,8 @@ class EngramHash(Op):
 
     Shapes:
         ids: [T] i32 compressed; history: [slots, R] i32 of earlier rows; slot, position: [T] i32;
-        row_start: [S+1] i32;
-        token_map: [V] i64; multipliers: [orders+1] i64; primes, offsets: [columns] i64; y: [T,
-        columns] i64.
+        row_start: [S+1] i32; token_map: [V] i64; multipliers: [orders+1] i64; primes, offsets:
+        [columns] i64; y: [T, columns] i64.
     """
 
     ids: Ref

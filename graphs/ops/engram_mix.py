@@ -18,8 +18,7 @@ class EngramMix(Op):
 
     Shapes:
         x, y: [T, C, D] bf16; kv: [T, (C+1)*D] bf16: C keys, then the value; q_weight, k_weight: [C,
-        D] bf16;
-        is_image: [T] i32.
+        D] bf16; is_image: [T] i32.
     """
 
     x: Ref

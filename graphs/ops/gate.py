@@ -39,8 +39,8 @@ class Gate(Op):
     Image rows use their own bias.
 
     Shapes:
-        x: [T, D] bf16; w: [N, D] bf16; bias, bias_image: [N] f32; is_image: [T] i32;
-        ids: [T, k] i32 ascending; weight: [T, k] f32.
+        x: [T, D] bf16; w: [N, D] bf16; bias, bias_image: [N] f32; is_image: [T] i32; ids: [T, k]
+        i32 ascending; weight: [T, k] f32.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ("ids", "weight")

@@ -25,7 +25,8 @@ def split_mixes(
 
 def sinkhorn(comb: F32, iterations: int, eps: np.float32) -> F32:
     """Row softmax, then alternate column and row normalisation; `iterations` column steps in all.
-    [T, C, C]."""
+    [T, C, C].
+    """
     # Copies go first: sums of C terms over a leading axis add in order, and stay vectorised over
     # rows.
     m = np.ascontiguousarray(comb.transpose(1, 2, 0))
@@ -42,8 +43,8 @@ class HcMix(Op):
     them (post, comb).
 
     Shapes:
-        x: [T, C, D] bf16; fn: [2C + C*C, C*D] f32; scale: [3] f32; base: [2C + C*C] f32;
-        pre, post: [T, C] f32; comb: [T, C, C] f32.
+        x: [T, C, D] bf16; fn: [2C + C*C, C*D] f32; scale: [3] f32; base: [2C + C*C] f32; pre, post:
+        [T, C] f32; comb: [T, C, C] f32.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ("pre", "post", "comb")

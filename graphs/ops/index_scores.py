@@ -19,8 +19,8 @@ class IndexScores(Op):
 
     Shapes:
         q: [T, Hi, I] bf16; weight: [T, Hi] bf16; codes: [slots, entries, I/2] u8; scales: [slots,
-        entries, I/32] u8;
-        slot, position: [T] i32; y: [T, entries] f32. With several ranks y is the local heads' part.
+        entries, I/32] u8; slot, position: [T] i32; y: [T, entries] f32. With several ranks y is the
+        local heads' part.
     """
 
     q: Ref

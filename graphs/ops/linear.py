@@ -1,5 +1,6 @@
 """Matrix products: every linear of the model is this one contract (model.md 3.2, architecture.md
-4)."""
+4).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ class Linear(Op):
     """y = x @ w.T of the exactly dequantised operands, accumulated, rounded once to y's type.
 
     With `groups` > 1 the input falls into that many equal parts, each with its own rows of `w` (the
-    output
-    projection's first half). Partial sums of a split input are f32 and meet in an `AllReduce`.
+    output projection's first half). Partial sums of a split input are f32 and meet in an
+    `AllReduce`.
 
     Shapes:
         x: [T, G*K] bf16 (already through Q8 where w is fp8); w: [N, K] fp8 | bf16 | f32; y: [T, N]

@@ -1,5 +1,6 @@
 """Embedding of the token before a drafted one, for the Markov and confidence heads (model.md
-6.2)."""
+6.2).
+"""
 
 from __future__ import annotations
 

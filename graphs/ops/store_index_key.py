@@ -19,8 +19,7 @@ class StoreIndexKey(Op):
 
     Shapes:
         key: [T, I] bf16, normed; cos, sin: [T, rope/2] f32 of position - (ratio-1); slot, position:
-        [T] i32;
-        codes: [slots, entries, I/2] u8; scales: [slots, entries, I/32] u8.
+        [T] i32; codes: [slots, entries, I/2] u8; scales: [slots, entries, I/32] u8.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ()

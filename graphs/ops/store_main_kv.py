@@ -28,8 +28,7 @@ class StoreMainKv(Op):
 
     Shapes:
         latent: [T, E] bf16; cos, sin: [T, rope/2] f32 of position - (ratio-1); slot, position: [T]
-        i32;
-        codes: [slots, entries, E/2] u8; scales: [slots, entries, E/16] u8.
+        i32; codes: [slots, entries, E/2] u8; scales: [slots, entries, E/16] u8.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ()

@@ -37,8 +37,8 @@ class LastIo(Op):
     Sequences without rows have none here either.
 
     Shapes:
-        ids, slot, position: [T] i32; row_start: [S+1] i32;
-        last_ids, last_slot, last_position: [S] i32; last_start: [S+1] i32.
+        ids, slot, position: [T] i32; row_start: [S+1] i32; last_ids, last_slot, last_position: [S]
+        i32; last_start: [S+1] i32.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ("last_ids", "last_slot", "last_position", "last_start")

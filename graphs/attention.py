@@ -1,0 +1,114 @@
+"""The attention sub-layer as nodes (model.md section 4.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ultraflash.graphs.ops.attention import Attention
+from ultraflash.graphs.ops.linear import Linear
+from ultraflash.graphs.ops.rope import Rope
+from ultraflash.graphs.ops.window_kv import WindowKv
+from ultraflash.graphs.plan import Ref
+from ultraflash.graphs.scope import Angles, Scope, ring, write_ring
+
+
+@dataclass(frozen=True)
+class GlobalKv:
+    """What a layer of ratio > 0 attends to beyond its window: a source's entries and the latest
+    selection.
+    """
+
+    codes: Ref  # [slots, entries, E/2] u8
+    scales: Ref  # [slots, entries, E/16] u8
+    sel: Ref  # [T, k] i32
+
+
+def queries(s: Scope, label: str, weights: str, x_q8: Ref, at: Angles) -> tuple[Ref, Ref]:
+    """Rotated heads [T, H, E] of this rank, and the quantised low-rank query [T, q_rank] they came
+    from.
+    """
+    m = s.model
+    low = s.norm(
+        f"{label}.qr",
+        s.linear(f"{label}.wq_a", x_q8, f"{weights}.wq_a", m.q_rank, "fp8"),
+        f"{weights}.q_norm",
+    )
+    low_q8 = s.quant8(f"{label}.qr_q8", low)
+    heads = s.split(m.heads)
+    flat = s.linear(f"{label}.wq_b", low_q8, f"{weights}.wq_b", heads * m.head_dim, "fp8")
+    q = s.out(f"{label}.q", (heads, m.head_dim))
+    s.b.add(f"{label}.rope", Rope(flat, at.cos, at.sin, q, heads))
+    return q, low_q8
+
+
+def window_rows(s: Scope, label: str, weights: str, x_q8: Ref, at: Angles) -> tuple[Ref, Ref]:
+    """This step's window key-value rows: codes [T, E] and scales [T, E/32]."""
+    m = s.model
+    row = s.norm(
+        f"{label}.kv",
+        s.linear(f"{label}.wkv", x_q8, f"{weights}.wkv", m.head_dim, "fp8"),
+        f"{weights}.kv_norm",
+    )
+    codes, scales = (
+        s.out(f"{label}.kv_codes", (m.head_dim,), "u8"),
+        s.out(f"{label}.kv_scales", (m.head_dim // 32,), "u8"),
+    )
+    s.b.add(f"{label}.window_kv", WindowKv(row, at.cos, at.sin, codes, scales))
+    return codes, scales
+
+
+def attend(
+    s: Scope,
+    label: str,
+    weights: str,
+    q: Ref,
+    kv: tuple[Ref, Ref],
+    entries: GlobalKv | None,
+    at: Angles,
+) -> Ref:
+    """Attention over window and selection, then the output projection. [T, D] bf16."""
+    m, io = s.model, s.io
+    rings = (
+        ring(s, f"{label}.ring_codes", kv[0].shape[1:], "u8"),
+        ring(s, f"{label}.ring_scales", kv[1].shape[1:], "u8"),
+    )
+    o = s.out(f"{label}.o", (s.split(m.heads) * m.head_dim,))
+    sink = s.b.weight(f"{weights}.attn_sink", (s.split(m.heads),), "f32")
+    s.b.add(
+        f"{label}.attend",
+        Attention(
+            q=q,
+            codes=kv[0],
+            scales=kv[1],
+            ring_codes=rings[0],
+            ring_scales=rings[1],
+            main_codes=entries.codes if entries else None,
+            main_scales=entries.scales if entries else None,
+            sel=entries.sel if entries else None,
+            sink=sink,
+            cos=at.cos,
+            sin=at.sin,
+            slot=io.slot,
+            position=io.position,
+            row_start=io.row_start,
+            window_start=io.window_start,
+            y=o,
+            window=m.window,
+            round_weights=s.round_attention,
+        ),
+    )
+    for value, into in zip(kv, rings, strict=True):
+        write_ring(s, f"{label}.write", value, into)
+    return output_projection(s, label, weights, o)
+
+
+def output_projection(s: Scope, label: str, weights: str, o: Ref) -> Ref:
+    """From this rank's heads [T, H*E] to the sub-layer's result [T, D] bf16 of all ranks."""
+    m, groups = s.model, s.split(s.model.o_groups)
+    low = s.out(f"{label}.wo_a", (groups * m.o_rank,))
+    w = s.b.weight(f"{weights}.wo_a", (groups * m.o_rank, m.heads_per_group * m.head_dim), "fp8")
+    s.b.add(f"{label}.wo_a", Linear(o, w, low, groups=groups))
+    name, low_q8 = f"{label}_out", s.quant8(f"{label}.wo_a_q8", low)
+    return s.reduce(
+        name, s.linear(s.part_name(name), low_q8, f"{weights}.wo_b", m.hidden, "fp8", s.partial)
+    )
