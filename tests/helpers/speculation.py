@@ -43,7 +43,7 @@ class Toy:
 
     @property
     def vocab(self) -> int:
-        return self.target.shape[1]
+        return int(self.target.shape[1])
 
     @property
     def block(self) -> int:
@@ -53,14 +53,14 @@ class Toy:
     def masked(self) -> F64:
         """The target under the mask: what answers must be distributed as."""
         p = self.target * self.allowed
-        return p / p.sum(axis=1, keepdims=True)
+        return np.asarray(p / p.sum(axis=1, keepdims=True))
 
     def joint(self) -> F64:
         """Exact distribution of the first TOKENS tokens. [V ** TOKENS]."""
         p = self.masked[self.vocab]
         for _ in range(TOKENS - 1):
             p = (p.reshape(-1, self.vocab)[:, :, None] * self.masked[: self.vocab]).reshape(-1)
-        return p
+        return np.asarray(p)
 
 
 def make_toy(seed: int, vocab: int, block: int, masked: bool) -> Toy:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from ultraflash.graphs.numerics import F64
-from ultraflash.graphs.rows import I32
+from ultraflash.graphs.rows import I32, I64
 from ultraflash.graphs.verify import block_chances, block_reach, remainder, token_chances
 
 
@@ -26,7 +26,7 @@ class Tree:
 
     @property
     def vocab(self) -> int:
-        return self.p[0].shape[1]
+        return int(self.p[0].shape[1])
 
     @property
     def m(self) -> int:
@@ -39,9 +39,10 @@ class Tree:
         place = self.vocab ** np.arange(self.m - 1, -1, -1)
         return (np.arange(count)[:, None] // place % self.vocab).astype(np.int32)
 
-    def prefix(self, i: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def prefix(self, i: int) -> I64:
         """For each block, the number of its first i drafts as a row of p[i] and q[i]. [S]."""
-        return np.arange(self.vocab**self.m) // self.vocab ** (self.m - i)
+        number: I64 = np.arange(self.vocab**self.m) // self.vocab ** (self.m - i)
+        return number
 
     @cached_property
     def rows(self) -> tuple[F64, F64]:
@@ -55,7 +56,7 @@ class Tree:
         """Probability that the draft model makes each block. [S]."""
         q = self.rows[1]
         made = np.take_along_axis(q, self.drafts[:, :, None], axis=2)[..., 0]
-        return made.prod(axis=1)
+        return np.asarray(made.prod(axis=1))
 
     @cached_property
     def target(self) -> F64:

@@ -138,6 +138,9 @@ def test_a_row_that_is_not_worth_its_time_ends_the_sharing() -> None:
     assert share_rows(candidates, hull, 0.71, 8) == (1, 1)
     assert share_rows(candidates, hull, 0.6, 8) == (1, 2)
     assert share_rows(candidates, hull, 0.95, 8) == (0, 0)
+    rising = np.array([1.0, 1.1, 2.1, 4.1, 8.1])  # the first row behind two anchors costs 1 ms
+    assert share_rows(candidates, rising, 0.85, 8) == (1, 0)
+    assert share_rows(candidates, rising, 0.95, 8) == (0, 0)
 
 
 def test_among_equals_the_earlier_sequence_comes_first_and_rows_stay_in_order() -> None:
