@@ -42,6 +42,7 @@ class ProbeState:
 
     slot: int
     length: int = 0
+    reach: int = 0  # rows ever written, rejected ones included: rings hold only the last of these
     pending: tuple[int, ...] = ()
     runner: Runner | None = field(default=None, repr=False)
 
@@ -114,6 +115,7 @@ class Probe(ProbeParts):
         runner = self._start(state, ids)
         runner.run()
         state.length += len(ids)
+        state.reach = max(state.reach, state.length)
         return self._logits(runner)
 
     def rollback(self, state: ProbeState, length: int) -> None:
@@ -124,10 +126,11 @@ class Probe(ProbeParts):
             DeviceError: further back than the rings reach.
         """
         self._alive(state)
-        back = state.length - length
-        if not 0 <= back <= 2 * MAX_ROWS:
+        furthest = max(0, state.reach - 2 * MAX_ROWS)
+        if not furthest <= length <= state.length:
             raise DeviceError(
-                f"cannot roll back {back} rows: rings reach back {2 * MAX_ROWS} beyond the window"
+                f"cannot roll back from {state.length} rows to {length}: "
+                f"rings reach back to {furthest}"
             )
         state.length = length
 
@@ -164,6 +167,7 @@ class Probe(ProbeParts):
         if self.model.engram_layers:
             state.runner.run(state.runner.plan.span("step_end.engram"))
         state.length += len(state.pending)
+        state.reach = max(state.reach, state.length)
         self._start_forced(state, ids)
 
     def forced_layer(

@@ -210,9 +210,14 @@ class Chooser:
 
     @classmethod
     def start(
-        cls, profile: Profile, max_rows: int, max_sequences: int, calibration: Calibration | None
+        cls,
+        profile: Profile,
+        max_rows: int,
+        max_sequences: int,
+        calibration: Calibration | None = None,
     ) -> Chooser:
-        """What the profile of the machine says, until steps were measured.
+        """What the profile of the machine says, until steps were measured; `calibration` may come
+        from an earlier run.
 
         Raises:
             ConfigError: when a step has fewer rows than sequences.

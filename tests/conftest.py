@@ -8,6 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 
+# Matrices of the tiny models are too small to share: on two busy cores a second BLAS thread made
+# the tests several times slower, as each waits for the other by spinning. Read at numpy's import.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 

@@ -52,6 +52,13 @@ class Result:
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 after a measurement, 1 with one sentence on stderr."""
     options = _parser().parse_args(argv)
+    busy, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if busy > cores / 4:
+        print(
+            f"bench: other work keeps this machine busy (load {busy:.1f} on {cores} cores): "
+            "expect worse figures than its own",
+            file=sys.stderr,
+        )
     try:
         result = measure(options.checkpoint, options.tokens, options.runs, options.timeout)
     except (ServerError, ChatError) as error:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ultraflash.graphs.ops.engram_ids import DEAD
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Cost, Op, Ref
 from ultraflash.graphs.rows import I32, I64, looked_back
 
 
@@ -70,3 +70,14 @@ class EngramHash(Op):
         grams = looked_back(ids, history, back, slot, position, row_start).astype(np.int64)
         grams = live_grams(grams, back > position[:, None], int(token_map[pad_token]))
         return hash_rows(grams, multipliers, primes, offsets)
+
+    def cost(self) -> Cost:
+        """Rows, the history they reach back to, constants, and one entry of the map."""
+        parts = (self.ids, self.slot, self.position, self.row_start, self.y)
+        constants = (self.multipliers, self.primes, self.offsets)
+        moved = sum(ref.nbytes for ref in (*parts, *constants)) + 8
+        return Cost(moved + self.state_bytes(), 0)
+
+    def state_bytes(self) -> int:
+        """The ids in front of every row, as many as the longest n-gram needs."""
+        return 4 * self.ids.shape[0] * (self.multipliers.shape[0] - 1)
