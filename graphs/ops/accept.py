@@ -107,6 +107,13 @@ class Accept(Op):
                 logs.fill(own.start, final, [*drafts[0, : kept[0]].tolist(), int(last[0])])
         return accepted, token, logs.logprob, logs.top_ids, logs.top_logprobs
 
+    def state_bytes(self) -> int:
+        """The distribution of every draft among the rows."""
+        if self.q is None:
+            return 0
+        drafts = self.logits.shape[0] - (self.row_start.shape[0] - 1)
+        return 4 * drafts * self.q.shape[2]
+
 
 def _drawn(q: F32 | None, slot: int, count: int, vocab: int) -> F64:
     """What the drafts of a slot were drawn from, [1, count, V]."""

@@ -98,7 +98,7 @@ class Speculation:
         start = np.full(count, self.toy.vocab, np.int32)
         position, step = np.full(count, PROMPT, np.int32), np.zeros(count, np.int32)
         anchor = pick_many(
-            self.toy.masked[start], self.numbers(seeds, position, step, Purpose.SAMPLE)
+            self.toy.masked[start], self.numbers(seeds, position, step, Purpose.RESIDUAL)
         )
         answer[:, 0] = anchor
         drafts = self.draft(seeds, anchor, position + 1, step)

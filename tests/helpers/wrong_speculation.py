@@ -16,11 +16,11 @@ class PositionKeys(Speculation):
     positions that it then rejects; the next step meets them again."""
 
     def numbers(self, seeds: U64, position: I32, step: I32, purpose: Purpose) -> F64:
-        return uniform(seeds, position, np.zeros_like(step), Purpose.SAMPLE)
+        return uniform(seeds, position, np.zeros_like(step), Purpose.RESIDUAL)
 
     def verify_numbers(self, seeds: U64, first: I32, step: I32, m: int) -> tuple[F64, F64]:
         places = [first + np.int32(i) for i in range(m + 1)]
-        all_of_them = [self.numbers(seeds, at, step, Purpose.SAMPLE) for at in places]
+        all_of_them = [self.numbers(seeds, at, step, Purpose.RESIDUAL) for at in places]
         return np.stack(all_of_them[:m], axis=1), np.stack(all_of_them, axis=1)
 
 

@@ -55,7 +55,7 @@ class Case:
                     self.sel[slot, position, :count] = chosen
         self.sink = rng.normal(size=self.heads).astype(np.float32)
 
-    def run(self, layout: Layout, round_weights: bool = False) -> F32:
+    def run(self, layout: Layout, round_weights: bool = False, start: int = 0) -> F32:
         garbage = codes_without_nan(self.rng, SLOTS, self.ring, self.dim)
         ones: U8 = np.full((SLOTS, self.ring, self.dim // 32), 127, np.uint8)
         full = self.ratio > 0
@@ -66,7 +66,8 @@ class Case:
             self.main_codes if full else None, self.main_scales if full else None,
             layout.of(self.sel, idle=-1) if full else None,
             self.sink, layout.of(self.cos), layout.of(self.sin),
-            layout.slot, layout.position, layout.row_start, self.window, round_weights,
+            layout.slot, layout.position, layout.row_start,
+            np.minimum(layout.position, start).astype(np.int32), self.window, round_weights,
         )  # fmt: skip
 
     def keys(self, slot: int, position: int) -> F64:
@@ -138,6 +139,18 @@ def test_against_float64(rng: np.random.Generator, layout: Layout, ratio: int) -
         assert_row(y[row], case.mixed(*at), case.cos[at], case.sin[at], PLAIN)
 
 
+@pytest.mark.parametrize("start", [3, 14, 20])
+def test_a_replay_sees_nothing_before_its_start(rng: np.random.Generator, start: int) -> None:
+    """model.md 4.10: a replayed row's window is [max(start, p - W + 1), p]."""
+    case = Case(rng, 1)
+    y = case.run(Layout("replay", (Span(0, start, 6),)), start=start)
+    for row in range(6):
+        wide, at = case.window, (0, start + row)
+        case.window = min(wide, row + 1)
+        assert_row(y[row], case.mixed(*at), case.cos[at], case.sin[at], PLAIN)
+        case.window = wide
+
+
 @pytest.mark.parametrize("ratio", [0, 1])
 @pytest.mark.parametrize("position", [0, 5, 6, 7, 8, 9, 15, 16, 40])
 def test_the_window_has_exactly_its_length(
@@ -182,7 +195,8 @@ def test_the_sink_is_a_logit_and_not_scaled() -> None:
     y = Attention.reference(
         np.zeros((1, 1, dim), np.float32), codes, scales, empty, empty[..., :1], None, None, None,
         np.log(np.array([3.0])).astype(np.float32), one, zero,
-        np.zeros(1, np.int32), np.zeros(1, np.int32), np.array([0, 1], np.int32), 8, False,
+        np.zeros(1, np.int32), np.zeros(1, np.int32), np.array([0, 1], np.int32),
+        np.zeros(1, np.int32), 8, False,
     )  # fmt: skip
     assert y.tolist() == [[0.25] * dim]
 
@@ -197,7 +211,7 @@ def test_the_output_is_turned_back() -> None:
     y = Attention.reference(
         np.zeros((1, 1, dim), np.float32), codes, scales, empty, empty[..., :1], None, None, None,
         np.full(1, -np.inf, np.float32), zero, one, np.zeros(1, np.int32), np.zeros(1, np.int32),
-        np.array([0, 1], np.int32), 8, False,
+        np.array([0, 1], np.int32), np.zeros(1, np.int32), 8, False,
     )  # fmt: skip
     still = dim - 2 * PAIRS
     assert y[0, :still].tolist() == values[0, :still].tolist()
@@ -288,13 +302,14 @@ def op(rows: int, global_kv: bool) -> Attention:
         scratch("sel", rows, 512, dtype="i32") if global_kv else None,
         weight("sink", 64, dtype="f32"),
         scratch("cos", rows, 32, dtype="f32"), scratch("sin", rows, 32, dtype="f32"),
-        io("slot", rows), io("p", rows), io("r", 2), scratch("y", rows, 32768), 128, False,
+        io("slot", rows), io("p", rows), io("r", 2), io("ws", rows),
+        scratch("y", rows, 32768), 128, False,
     )  # fmt: skip
 
 
 def test_launch() -> None:
     names = ("q", "c", "s", "rc", "rs", "mc", "ms", "sel", "sink", "cos", "sin",
-             "slot", "p", "r", "y")  # fmt: skip
+             "slot", "p", "r", "ws", "y")  # fmt: skip
     assert_launch(op(3, True), "attention", names, window=128, round_weights=False)
     less = tuple(n for n in names if n not in ("mc", "ms", "sel"))
     assert_launch(op(3, False), "attention", less, main_codes=None, main_scales=None, sel=None)
@@ -303,7 +318,7 @@ def test_launch() -> None:
 @pytest.mark.parametrize("rows", [1, 6])
 def test_cost(rows: int) -> None:
     """Of state, for every row: 128 window rows of 528 bytes, 512 entries of 288 (model.md 5.2)."""
-    own = rows * (2 * 32768 + 528 + 2 * 4 * 32 + 4 + 4 + 2 * 32768) + 4 * 64 + 4 * 2
+    own = rows * (2 * 32768 + 528 + 2 * 4 * 32 + 4 + 4 + 4 + 2 * 32768) + 4 * 64 + 4 * 2
     assert_cost(op(rows, False), own + rows * 128 * 528, 4 * rows * 64 * 512 * 128)
     more = rows * 512 * 4 + rows * 512 * 288
     assert_cost(op(rows, True), own + rows * 128 * 528 + more, 4 * rows * 64 * 512 * (128 + 512))

@@ -1,4 +1,5 @@
-"""The sampled token: exact choices to the bit, distributions by chi-square over fixed seeds.
+"""The accepted drafts and the token behind them. Without drafts it is plain sampling: exact
+choices to the bit, distributions by chi-square over fixed seeds.
 
 `exact` below is the distribution of architecture.md section 5 in plain Python: bias, mask and ban,
 then temperature, top_k, top_p. A statistic may exceed its bound once in a million honest runs; the
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +23,16 @@ from hypothesis import strategies as st
 from helpers.compare import assert_same_bits, assert_within
 from helpers.formats import F32
 from helpers.invariance import Choice, assert_rows_alone, every_choice
-from helpers.ops import assert_launch, io, scratch
+from helpers.ops import assert_launch, io, scratch, state
 from helpers.properties import examples
 from helpers.statistics import fits
 from ultraflash.graphs.draw import pick
-from ultraflash.graphs.ops.sample import TOP_LOGPROBS, Sample
+from ultraflash.graphs.ops.accept import Accept
+from ultraflash.graphs.sampling import TOP_LOGPROBS, distribution
+from ultraflash.graphs.verify import block_verify, verify_draws
 
-DRAWS = 12_000
+DRAWS = 6_000
+Sampled: TypeAlias = tuple[npt.NDArray[np.int32], F32, npt.NDArray[np.int32], F32]
 INF = math.inf
 
 
@@ -86,7 +90,7 @@ def words(size: int, forbidden: frozenset[int]) -> npt.NDArray[np.uint32]:
 
 
 def arguments(asks: list[Ask], biases: int = 4) -> list[npt.NDArray[Any]]:
-    """The arrays of Sample.reference, one row a sequence."""
+    """Arrays of Accept.reference with one row a sequence; `position` is the emitted token's."""
     bias_ids, bias = np.full((len(asks), biases), -1, np.int32), np.zeros((len(asks), biases))
     for row, ask in enumerate(asks):
         for i, (token, value) in enumerate(ask.bias):
@@ -104,8 +108,23 @@ def arguments(asks: list[Ask], biases: int = 4) -> list[npt.NDArray[Any]]:
     ]  # fmt: skip
 
 
-def sample(*asks: Ask) -> tuple[npt.NDArray[np.int32], F32, npt.NDArray[np.int32], F32]:
-    return Sample.reference(*arguments(list(asks)))
+def one_row_each(*columns: npt.NDArray[Any]) -> Sampled:
+    """Accept's result for `arguments`, without the count of accepted drafts, which is 0."""
+    logits, mask, bias_ids, bias, banned, temperature, top_p, top_k, seed, position, step, want = (
+        columns
+    )
+    count = len(logits)
+    rows = np.arange(count, dtype=np.int32)
+    accepted, *rest = Accept.reference(
+        logits, rows * 0, rows, position - 1, np.arange(count + 1, dtype=np.int32), None,
+        mask, bias_ids, bias, banned, temperature, top_p, top_k, seed, step, want,
+    )  # fmt: skip
+    assert not accepted.any()
+    return tuple(rest)
+
+
+def sample(*asks: Ask) -> Sampled:
+    return one_row_each(*arguments(list(asks)))
 
 
 def token(ask: Ask) -> int:
@@ -119,7 +138,7 @@ def draws(ask: Ask, vary: str = "seed", count: int = DRAWS) -> npt.NDArray[np.in
     many = [np.repeat(a, count, axis=0) for a in rows]
     index = {"seed": 8, "position": 9, "step": 10}[vary]
     many[index] = np.arange(count).astype(rows[index].dtype) + rows[index]
-    tokens = Sample.reference(*many)[0]
+    tokens = one_row_each(*many)[0]
     return np.bincount(tokens, minlength=len(ask.logits))
 
 
@@ -169,7 +188,7 @@ def test_neighbouring_draws_are_independent() -> None:
     ask = Ask((0.0, 1.0, 0.5))
     rows = [np.repeat(a, DRAWS, axis=0) for a in arguments([ask])]
     rows[9] = np.arange(DRAWS, dtype=np.int32)
-    tokens = Sample.reference(*rows)[0]
+    tokens = one_row_each(*rows)[0]
     p = np.array(exact(ask))
     pairs = np.bincount(tokens[:-1:2] * 3 + tokens[1::2], minlength=9)
     assert fits(pairs, np.outer(p, p).reshape(-1))
@@ -188,7 +207,7 @@ def test_neighbouring_draws_are_independent() -> None:
     ],
 )
 def test_the_test_sees_a_wrong_distribution(drawn: str, believed: Ask) -> None:
-    assert not fits(draws(ASKS[drawn]), exact(believed))
+    assert not fits(draws(ASKS[drawn], count=2 * DRAWS), exact(believed))
 
 
 # --- exact choices ---
@@ -330,36 +349,114 @@ def test_rows_stand_alone(choice: Choice) -> None:
         for i, ask in enumerate(ASKS.values())
         if len(ask.logits) == 37
     ]
-    assert_rows_alone(Sample.reference, arguments(asks), choice)
+    assert_rows_alone(one_row_each, arguments(asks), choice)
 
 
 def test_input_is_left_alone() -> None:
     """The logits are another node's result, read again by the host."""
     rows = arguments([ASKS["everything"]])
     before = [a.copy() for a in rows]
-    Sample.reference(*rows)
+    one_row_each(*rows)
     for array, copy in zip(rows, before, strict=True):
         assert_same_bits(array, copy)
 
 
-def op(sequences: int) -> Sample:
+def op(rows: int, sequences: int) -> Accept:
     """The release's."""
-    s = sequences
-    return Sample(
-        scratch("logits", s, 129280, dtype="f32"), scratch("mask", s, 4040, dtype="u32"),
-        io("bi", s, 512), io("b", s, 512, dtype="f32"), io("ban", s),
+    t, s = rows, sequences
+    return Accept(
+        scratch("logits", t, 129280, dtype="f32"), io("ids", t), io("slot", t), io("p", t),
+        io("r", s + 1), state("q", 3, 5, 129280, dtype="f32"), io("mask", t, 4040, dtype="u32"),
+        io("bi", s, 512), io("b", s, 512, dtype="f32"), io("ban", t),
         io("t", s, dtype="f32"), io("tp", s, dtype="f32"), io("tk", s),
-        io("seed", s, dtype="u64"), io("p", s), io("st", s), io("w", s),
-        io("tok", s), io("lp", s, dtype="f32"), io("ti", s, 20), io("tl", s, 20, dtype="f32"),
+        io("seed", s, dtype="u64"), io("st", s), io("w", s),
+        io("acc", s), io("tok", s), io("lp", t, dtype="f32"), io("ti", t, 20),
+        io("tl", t, 20, dtype="f32"),
     )  # fmt: skip
 
 
 def test_launch() -> None:
-    names = ("logits", "mask", "bi", "b", "ban", "t", "tp", "tk", "seed", "p", "st", "w",
-             "tok", "lp", "ti", "tl")  # fmt: skip
-    assert_launch(op(2), "sample", names)
+    names = ("logits", "ids", "slot", "p", "r", "q", "mask", "bi", "b", "ban", "t", "tp", "tk",
+             "seed", "st", "w", "acc", "tok", "lp", "ti", "tl")  # fmt: skip
+    assert_launch(op(6, 1), "accept", names)
 
 
-def test_cost_is_mostly_the_logits() -> None:
-    nbytes = op(2).cost().nbytes
-    assert 2 * 4 * 129280 < nbytes < 2 * 4 * 129280 * 1.1
+def test_cost_is_mostly_the_logits_and_the_distributions_of_the_drafts() -> None:
+    nbytes = op(6, 1).cost().nbytes
+    assert (6 + 5) * 4 * 129280 < nbytes < (6 + 5) * 4 * 129280 * 1.1
+
+
+# --- drafts ---
+
+
+@dataclass
+class Block:
+    """A step of two sequences: an idle one, and one that verifies drafts behind position 7."""
+
+    drafts: tuple[int, ...]
+    p: npt.NDArray[np.float64]  # [m+1, V] target
+    q: npt.NDArray[np.float64]  # [m, V]
+    seed: int = 3
+    step: int = 5
+    temperature: float = 1.0
+    forbidden: tuple[int, ...] = ()
+
+    def run(self) -> tuple[int, int]:
+        rows, vocab = self.p.shape
+        bits = np.stack([words(vocab, frozenset({t}) if t >= 0 else frozenset())
+                         for t in (*self.forbidden, *[-1] * (rows - len(self.forbidden)))])  # fmt: skip
+        kept = np.zeros((4, 8, vocab), np.float32)
+        kept[2, : rows - 1] = self.q
+        accepted, token, *_ = Accept.reference(
+            np.log(self.p).astype(np.float32), np.array([1, *self.drafts], np.int32),
+            np.full(rows, 2, np.int32), np.arange(7, 7 + rows, dtype=np.int32),
+            np.array([0, rows, rows], np.int32), kept, bits,
+            np.full((2, 4), -1, np.int32), np.zeros((2, 4), np.float32),
+            np.full(rows, -1, np.int32), np.full(2, self.temperature, np.float32),
+            np.ones(2, np.float32), np.zeros(2, np.int32), np.full(2, self.seed, np.uint64),
+            np.full(2, self.step, np.int32), np.zeros(2, np.int32),
+        )  # fmt: skip
+        assert accepted[1] == token[1] == 0
+        return int(accepted[0]), int(token[0])
+
+
+def random_block(rng: np.random.Generator, m: int, vocab: int = 5) -> Block:
+    p, q = rng.dirichlet(np.ones(vocab), m + 1), rng.dirichlet(np.ones(vocab), m)
+    drafts = tuple(int(rng.choice(vocab, p=row)) for row in q)
+    return Block(drafts, p, q)
+
+
+@pytest.mark.parametrize("m", range(8))
+def test_accepts_what_block_verification_does(rng: np.random.Generator, m: int) -> None:
+    """The keys of the random numbers, the slot's distributions and the rows are the right ones."""
+    for seed in range(20):
+        block = replace(random_block(rng, m), seed=seed)
+        coins, last = verify_draws(
+            np.array([seed], np.uint64), np.array([8], np.int32), np.array([5], np.int32), m
+        )
+        q = block.q.astype(np.float32).astype(np.float64)[None]
+        p = np.stack([distribution(row, 1.0, 1.0, 0) for row in np.log(block.p).astype(np.float32)])
+        drafts = np.array([block.drafts], np.int32).reshape(1, m)
+        accepted, token = block_verify(p[None], q.reshape(1, m, 5), drafts, coins, last)
+        assert block.run() == (accepted[0], token[0])
+
+
+def test_greedy_keeps_drafts_up_to_the_first_that_is_not_the_largest() -> None:
+    p = np.full((4, 5), 0.1)
+    p[range(4), [2, 3, 4, 1]] = 0.6
+    q = np.full((3, 5), 0.2)
+    wanted = {(2, 3, 4): (3, 1), (2, 3, 0): (2, 4), (2, 0, 4): (1, 3), (0, 3, 4): (0, 2)}
+    for drafts, result in wanted.items():
+        assert Block(drafts, p, q, temperature=0.0).run() == result
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_forbidden_draft_is_rejected_at_its_row(temperature: float) -> None:
+    """Whatever the coins say, and it never comes out as the emitted token either."""
+    p, q = np.full((3, 4), 0.25), np.full((2, 4), 0.25)
+    for seed in range(100):
+        accepted, token = Block(
+            (2, 3), p, q, seed=seed, temperature=temperature, forbidden=(2,)
+        ).run()
+        assert accepted == 0
+        assert token != 2
