@@ -207,7 +207,7 @@ def test_neighbouring_draws_are_independent() -> None:
     ],
 )
 def test_the_test_sees_a_wrong_distribution(drawn: str, believed: Ask) -> None:
-    assert not fits(draws(ASKS[drawn], count=2 * DRAWS), exact(believed))
+    assert not fits(draws(ASKS[drawn], count=3 * DRAWS), exact(believed))
 
 
 # --- exact choices ---
@@ -404,7 +404,8 @@ class Block:
     def run(self) -> tuple[int, int]:
         rows, vocab = self.p.shape
         bits = np.stack([words(vocab, frozenset({t}) if t >= 0 else frozenset())
-                         for t in (*self.forbidden, *[-1] * (rows - len(self.forbidden)))])  # fmt: skip
+                         for t in
+                         (*self.forbidden, *[-1] * (rows - len(self.forbidden)))])  # fmt: skip
         kept = np.zeros((4, 8, vocab), np.float32)
         kept[2, : rows - 1] = self.q
         accepted, token, *_ = Accept.reference(
