@@ -218,6 +218,9 @@ class ChatCall:
         except ClientGone:
             self._record.finish = "cancelled"
             raise
+        except RequestError as error:  # the engine speaks of ids, the client sent messages
+            field = "messages" if error.field == "ids" else error.field
+            raise RequestError(field, error.message) from error
 
 
 def _submission(request_id: str, prompt: Prompt, body: ChatBody) -> Submit:

@@ -37,7 +37,8 @@ class RequestRecord:
         if step.decode_ms > 0:
             self._decode_ms += step.decode_ms
             self._iterations += 1
-            self._decoded += len(step.tokens)
+            # The token that ended the answer was decoded too, though it is no output.
+            self._decoded += len(step.tokens) + (step.finish == "stop")
         if step.tokens:
             self._last = time.monotonic()
             if not self._first:
