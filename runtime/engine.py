@@ -18,10 +18,10 @@ from ultraflash.graphs.plan import Plan
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.runtime.backend import Backend, Runner
 from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
-from ultraflash.runtime.errors import ConfigError, RequestError
+from ultraflash.runtime.errors import ConfigError
 from ultraflash.runtime.fingerprint import fingerprint
 from ultraflash.runtime.interpret import NumpyBackend
-from ultraflash.runtime.request import Generation, Step
+from ultraflash.runtime.request import Generation, Step, check_request
 from ultraflash.runtime.session import Session
 from ultraflash.runtime.step_io import Part, write_constants, write_step
 from ultraflash.runtime.weights.index import CheckpointIndex, weights_digest
@@ -66,11 +66,12 @@ class Engine:
         if config.max_sequences > MAX_ROWS:
             raise ConfigError(
                 f"max_sequences {config.max_sequences} is more than the {MAX_ROWS} rows "
-                f"of the widest step"
+                f"of the widest step: set {MAX_ROWS} at most"
             )
         prepare_cache_dir(config)
         index = CheckpointIndex.open(config.checkpoint)
         model = Model.from_checkpoint(config.checkpoint)
+        _check_context(config.max_seq, model)
         check_special_ids(config.checkpoint / "tokenizer.json", model)
         weights = load_weights(
             index, model, config.world, progress=progress, cache_dir=config.cache_dir
@@ -89,25 +90,9 @@ class Engine:
         """Queue a request under a key that no live request has.
 
         Raises:
-            RequestError: when it can never run: empty or too long a prompt, ids beyond the
-            vocabulary, no token wanted.
+            RequestError: when it can never run.
         """
-        limit, vocab = self.max_seq, self.model.vocab
-        if not request.ids:
-            raise RequestError("ids", "the prompt is empty: send at least one token")
-        if len(request.ids) >= limit:
-            raise RequestError(
-                "ids",
-                f"the prompt has {len(request.ids)} tokens, maximum context length is {limit} "
-                f"tokens: shorten it to {limit - 1} at most",
-            )
-        bad = next((i for i in request.ids if not 0 <= i < vocab), None)
-        if bad is not None:
-            raise RequestError("ids", f"token id {bad} is outside the vocabulary of {vocab}")
-        if request.max_tokens < 1:
-            raise RequestError(
-                "max_tokens", f"max_tokens must be at least 1, got {request.max_tokens}"
-            )
+        check_request(request, self.max_seq, self.model.vocab)
         self._queue.append((key, request))
 
     def cancel(self, key: str) -> None:
@@ -242,3 +227,12 @@ class Engine:
         self.submit("warm-up", Generation((self.model.bos,), max_tokens=2, ignore_eos=True))
         while self.has_work:
             self.step()
+
+
+def _check_context(max_seq: int | None, model: Model) -> None:
+    # A prompt of one token and its answer are two; positions past the model's last are untrained.
+    if max_seq is not None and not 2 <= max_seq <= model.max_position:
+        raise ConfigError(
+            f"max_seq must be at least 2 and at most the {model.max_position} positions "
+            f"of this model, got {max_seq}"
+        )
