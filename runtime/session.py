@@ -69,11 +69,10 @@ class Session:
     def accept(self, token: int) -> str | None:
         """Take the token sampled behind the last position; the reason to stop, if there is one.
 
-        A stop id is not kept. With `ignore_eos`, EOS is banned while sampling, so only other stop
-        ids can come.
+        Neither EOS nor a stop id is kept. With `ignore_eos`, EOS is banned while sampling, so only
+        other stop ids can come.
         """
-        stops = self.request.stop_ids
-        if token in (frozenset({self.eos}) if stops is None else stops):
+        if token == self.eos or token in self.request.stop_ids:
             return "stop"
         self.ids.append(token)
         if self.generated >= self.request.max_tokens or len(self.ids) >= self.max_seq:
