@@ -156,10 +156,13 @@ def test_every_missing_key_is_named() -> None:
     )
 
 
-WRONG: list[tuple[str, Any]] = [
-    *(("hidden_size", value) for value in ("5", True, [], {}, 5.5, float("nan"), float("inf"))),
-    *(("swiglu_limit", value) for value in ("5", True, [], {}, float("nan"))),
-    *(("kv_source_layer_ids", value) for value in (2, "2", [2.5], [True], ["2"])),
+NO_NUMBER: list[Any] = ["5", True, [], {}, float("nan")]
+NO_COUNT: list[Any] = [*NO_NUMBER, 5.5, float("inf")]
+NO_LAYERS: list[Any] = [2, "2", [2.5], [True], ["2"]]
+WRONG = [
+    *(("hidden_size", value) for value in NO_COUNT),
+    *(("swiglu_limit", value) for value in NO_NUMBER),
+    *(("kv_source_layer_ids", value) for value in NO_LAYERS),
     ("scoring_func", 3),
 ]
 
