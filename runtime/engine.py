@@ -53,7 +53,9 @@ class Engine:
             self._decode_runner(1).plan,
             *(self._prefill_runner(n).plan for n in config.prefill_chunks),
         ]
-        self.fingerprint = fingerprint(config, backend, checkpoint_digest, self.max_seq, plans)
+        self.fingerprint = fingerprint(
+            config, backend, checkpoint_digest, model, self.max_seq, plans
+        )
 
     @classmethod
     def open(cls, config: RuntimeConfig, progress: Progress | None = None) -> Engine:
