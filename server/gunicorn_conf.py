@@ -19,12 +19,15 @@ import sys
 from typing import Any
 
 from ultraflash.server.config import ServerConfig
-from ultraflash.server.errors import EngineLost
+from ultraflash.server.errors import EngineLost, StartError
 from ultraflash.server.log import configure_logging
 from ultraflash.server.processes import Child, die_with_parent
 from ultraflash.server.status import read_status
 
-_config = ServerConfig.from_env().with_run_dir()
+try:
+    _config = ServerConfig.from_env().with_run_dir()
+except StartError as error:
+    raise SystemExit(f"error: {error}") from error
 _config.export()
 
 bind = _config.address
@@ -51,7 +54,7 @@ _supervisor: Child | None = None
 _stopping = False
 _log = logging.getLogger("ultraflash.server.gunicorn_conf")
 
-supervisor_argv = (sys.executable, "-m", "ultraflash.server.supervisor")
+supervisor_argv: tuple[str, ...] = (sys.executable, "-m", "ultraflash.server.supervisor")
 
 
 def on_starting(arbiter: Any) -> None:
@@ -85,7 +88,8 @@ def when_ready(arbiter: Any) -> None:
     signal.signal(signal.SIGCHLD, child_ended)
     signal.signal(signal.SIGALRM, hand_on)
     signal.signal(signal.SIGTERM, drain)
-    _log.info("listening on %s", ", ".join(str(listener) for listener in arbiter.LISTENERS))
+    if _config.listen_fd is None:  # else the command line has said it
+        _log.info("listening on %s", ", ".join(map(str, arbiter.LISTENERS)))
 
 
 def post_fork(arbiter: Any, worker: Any) -> None:

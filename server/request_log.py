@@ -23,7 +23,7 @@ class RequestRecord:
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
         self.completion_tokens = 0
-        self.finish = "error"
+        self.finish = "cancelled"  # unless something else ends it
         self._prefill_ms = self._decode_ms = 0.0
         self._iterations = self._decoded = 0
         self._first = self._last = 0.0

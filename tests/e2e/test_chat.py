@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_a_streamed_and_a_whole_answer_agree(server: LiveServer) -> None:
 
 
 def test_a_seed_repeats_an_answer_beside_other_requests(server: LiveServer) -> None:
-    fields = {"max_tokens": 16, "seed": 7, "temperature": 1.5}
+    fields: dict[str, Any] = {"max_tokens": 16, "seed": 7, "temperature": 1.5}
     alone = server.chat(**fields).json["choices"][0]["message"]
     with server.stream("Something else", max_tokens=4000) as other:
         next(other.events())

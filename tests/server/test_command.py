@@ -84,6 +84,29 @@ def test_a_cache_directory_that_cannot_be_written(tmp_path: Path) -> None:
     assert "is not writable (Not a directory): set UF_CACHE_DIR" in text
 
 
+def test_a_temporary_directory_too_deep_for_a_socket(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    text = one_sentence(run("--port", "0", TMPDIR=str(deep)))
+    assert "too long for a Unix socket" in text
+    assert "set TMPDIR" in text
+    assert not list(deep.iterdir())
+
+
+def test_gunicorn_alone_says_what_is_wrong_with_a_variable() -> None:
+    settings = "python:ultraflash.server.gunicorn_conf"
+    result = subprocess.run(
+        [sys.executable, "-m", "gunicorn", "-c", settings, "ultraflash.server.wsgi:app"],
+        env={**os.environ, "UF_PORT": "x"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: UF_PORT=x is malformed")
+    assert "Traceback" not in result.stderr
+
+
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     assert "holds no config.json" in one_sentence(run("--checkpoint", str(tmp_path)))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.live_server import eventually
 from ultraflash.runtime import Generation, RequestError, Step
 from ultraflash.server import errors
 from ultraflash.server import exchange as exchange_module
@@ -124,12 +125,14 @@ def test_requests_get_their_own_tokens(side: Side, link: Link) -> None:
 
 def test_nothing_is_taken_before_the_engine_is_open(side: Side, link: Link) -> None:
     side.exchange.announce(Opening(5, 10))
+    eventually(lambda: link.state.progress == Opening(5, 10))
     assert not link.wait_opened(0)
     with pytest.raises(errors.Unready):
         link.submit(submission("a"))
     side.open()
     assert link.wait_opened(WAIT_S)
-    assert link.state.progress == Opening(5, 10)
+    link.submit(submission("a"))
+    assert side.engine.next_told() == ("submit", "a")
 
 
 def test_what_the_engine_refuses_is_an_error_of_that_request_alone(side: Side, link: Link) -> None:

@@ -208,7 +208,7 @@ def test_too_large_a_body_is_refused_by_its_length(server: LiveServer) -> None:
 
 def test_a_connection_serves_one_request_after_the_other(server: LiveServer) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    short = {"max_tokens": 2}
+    short: dict[str, Any] = {"max_tokens": 2}
     for body in (chat_body(**short), chat_body(stream=True, **short), b"{", chat_body(**short)):
         connection.request("POST", CHAT, body)
         connection.getresponse().read()
