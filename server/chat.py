@@ -165,6 +165,7 @@ class ChatCall:
         except (EngineLost, RequestError) as error:
             yield error_event(problem(error))
         except Exception:  # noqa: BLE001 - an exception here would cut the stream without a word
+            self._record.finish = "error"
             _log.exception("%s failed while streaming", self.id)
             yield error_event(internal_problem(self.id))
 
@@ -215,9 +216,13 @@ class ChatCall:
     def _get(self, timeout_s: float) -> StepOf | None:
         try:
             return self._stream.get(timeout_s)
-        except ClientGone:
-            self._record.finish = "cancelled"
+        except EngineLost:
+            self._record.finish = "error"
             raise
+        except RequestError as error:  # the engine speaks of ids, the client sent messages
+            self._record.finish = "error"
+            field = "messages" if error.field == "ids" else error.field
+            raise RequestError(field, error.message) from error
 
 
 def _submission(request_id: str, prompt: Prompt, body: ChatBody) -> Submit:

@@ -23,7 +23,7 @@ class RequestRecord:
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
         self.completion_tokens = 0
-        self.finish = "error"
+        self.finish = "cancelled"  # unless something else ends it
         self._prefill_ms = self._decode_ms = 0.0
         self._iterations = self._decoded = 0
         self._first = self._last = 0.0
@@ -37,7 +37,8 @@ class RequestRecord:
         if step.decode_ms > 0:
             self._decode_ms += step.decode_ms
             self._iterations += 1
-            self._decoded += len(step.tokens)
+            # The token that ended the answer was decoded too, though it is no output.
+            self._decoded += len(step.tokens) + (step.finish == "stop")
         if step.tokens:
             self._last = time.monotonic()
             if not self._first:

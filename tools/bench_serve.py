@@ -37,6 +37,7 @@ class Result:
     commit: str
     machine: str
     cores: int
+    load: float  # of other work, before the measurement
     python: str
     numpy: str
     checkpoint: str
@@ -52,7 +53,7 @@ class Result:
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 after a measurement, 1 with one sentence on stderr."""
     options = _parser().parse_args(argv)
-    busy, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    busy, cores = _load(), _cores()
     if busy > cores / 4:
         print(
             f"bench: other work keeps this machine busy (load {busy:.1f} on {cores} cores): "
@@ -78,6 +79,7 @@ def measure(checkpoint: str | None, tokens: int, runs: int, timeout: float) -> R
         ServerError: when the server does not become ready.
         ChatError: when it refuses or breaks off an answer.
     """
+    load = _load()
     with LocalServer(*(["--checkpoint", checkpoint] if checkpoint else [])) as server:
         ready_s = server.wait_ready(timeout)
         name = model_name(server.url)
@@ -94,7 +96,8 @@ def measure(checkpoint: str | None, tokens: int, runs: int, timeout: float) -> R
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         commit=_commit(),
         machine=_machine(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=_cores(),
+        load=load,
         python=platform.python_version(),
         numpy=np.__version__,
         checkpoint=Path(checkpoint).name if checkpoint else "bundled",
@@ -140,7 +143,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _table(result: Result) -> Table:
-    table = Table(title=f"{result.machine}, {result.cores} cores, commit {result.commit}")
+    table = Table(
+        title=f"{result.machine}, {result.cores} cores, load {result.load}, commit {result.commit}"
+    )
     table.add_column("measured through HTTP")
     table.add_column("value", justify="right")
     table.add_row("ready after", f"{result.ready_s:.1f} s")
@@ -153,6 +158,14 @@ def _table(result: Result) -> Table:
         f"{result.tokens_per_s:.1f} tokens/s",
     )
     return table
+
+
+def _load() -> float:
+    return round(os.getloadavg()[0], 1)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _commit() -> str:

@@ -18,6 +18,7 @@ import pytest
 
 from helpers.desk import TINY, some_ids
 from helpers.forced import ForcedDrafts, Text
+from helpers.points import ASSISTANT, EOS, USER, Rules
 from ultraflash.runtime import Engine, Generation, RequestError, RuntimeConfig, Sampling, Step
 from ultraflash.runtime import resume as rules
 from ultraflash.runtime.content import image_digest
@@ -28,8 +29,7 @@ from ultraflash.runtime.session import Session
 from ultraflash.runtime.step_io import Part
 from ultraflash.runtime.store import Hit, LocalStore, Role
 
-BOS, EOS, SYSTEM, USER, ASSISTANT = 0, 1, 486, 490, 491
-THINK, THINK_END, IMAGE = 493, 494, 511
+BOS, SYSTEM, THINK, THINK_END, IMAGE = 0, 486, 493, 494, 511
 EVERY, WINDOW, TAIL = 32, 16, 24
 OFTEN = frozenset(range(5, 480, 5))  # stop ids that come soon
 GREEDY, DRAWN = Sampling(0.0), Sampling(1.0, top_p=0.95, seed=11)
@@ -142,45 +142,22 @@ def end_turn(turn: Turn, answer: Answer) -> None:
     turn.reasoning, turn.content = answer.tokens[:half], answer.tokens[half:]
 
 
-@dataclass
-class Rules:
-    """Which points there should be, in plain words (architecture.md section 7)."""
-
-    points: set[tuple[int, ...]] = field(default_factory=set)
-
-    def best(self, ids: Sequence[int]) -> int:
-        """The longest candidate of a prompt at which there is a point."""
-        marks = [i for i, token in enumerate(ids) if token in (EOS, ASSISTANT)]
-        ends = [*marks, *range(EVERY, len(ids), EVERY), ids.index(USER)]
-        return max((n for n in ends if tuple(ids[:n]) in self.points), default=0)
-
-    def note(self, ids: Sequence[int], answer: Answer) -> None:
-        """A request was answered: the points that it must have left."""
-        whole = [*ids, *answer.tokens]
-        assert answer.last is not None
-        processed = len(whole) - (answer.last.finish == "length")
-        last = max(i for i, token in enumerate(ids) if token == ASSISTANT)
-        ends = [last, processed, *range(EVERY, processed + 1, EVERY)]
-        if ids.index(USER) >= WINDOW:
-            ends.append(ids.index(USER))
-        self.points |= {tuple(whole[:n]) for n in ends}
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("tools", [True, False], ids=["tools", "no_tools"])
 def test_six_turns(engine: Engine, tools: bool, sampling: Sampling) -> None:
     """Thinking on and off; answers that end by themselves and answers that are cut."""
     turns: list[Turn] = []
-    rules, reused, system = Rules(), [], some_ids(7, 19)
+    points, reused, system = Rules(WINDOW, EVERY), [], some_ids(7, 19)
     for number in range(6):
         turns.append(Turn(some_ids(20 + number, 3 + 4 * number), thinking=number % 3 != 1))
         ids = render(turns, tools, system)
         how: dict[str, Any] = {"sampling": sampling, "stop_ids": OFTEN}
         how["max_tokens"] = 5 if number == 3 else 14
         answer = ask(engine, ids, **how)
-        assert answer.cached == rules.best(ids)
+        assert answer.cached == points.best(ids)
         assert answer.said == without_store(engine, ids, **how).said
-        rules.note(ids, answer)
+        assert answer.last is not None
+        points.note(ids, answer.tokens, str(answer.last.finish))
         end_turn(turns[-1], answer)
         reused.append(answer.cached)
     assert reused[0] == 0

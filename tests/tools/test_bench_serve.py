@@ -13,6 +13,7 @@ RESULT = bench_serve.Result(
     commit="abc",
     machine="a machine, with a comma",
     cores=2,
+    load=0.1,
     python="3.11",
     numpy="2",
     checkpoint="bundled",
