@@ -110,7 +110,7 @@ def test_six_turns(server: LiveServer, yardstick: Yardstick, thinking: bool, too
             "messages": messages,
             "thinking": {"type": "enabled" if thinking else "disabled"},
             "temperature": 0,
-            "max_tokens": 24,
+            "max_tokens": 12,
             **({"tools": [TOOL]} if tools else {}),
         }
         prompt, ids, want = yardstick.answer(fields)
@@ -131,4 +131,4 @@ def test_six_turns(server: LiveServer, yardstick: Yardstick, thinking: bool, too
         finishes.append(choice["finish_reason"])
     assert reused == sorted(set(reused)), "every turn reuses more than the one before"
     assert reused[-1] > len(prompt) // 2
-    print(reused, len(prompt), finishes)
+    assert "stop" in finishes
