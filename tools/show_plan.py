@@ -23,6 +23,7 @@ from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Cost, Life, Plan
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.release import release_model
+from ultraflash.graphs.step import Build
 from ultraflash.runtime.config import BUNDLED_CHECKPOINT, RuntimeConfig
 
 _EXAMPLES = """\
@@ -58,12 +59,12 @@ def build(options: argparse.Namespace) -> Plan:
     if options.kind == "prefill":
         if sequences > 1:
             raise GraphError(f"a prefill chunk is of 1 sequence, got --sequences {sequences}")
-        return build_prefill(model, rows, capacity, world=options.world)
+        return build_prefill(Build(model, capacity, world=options.world), rows)
     if sequences > rows:
         raise GraphError(
             f"--sequences {sequences} is more than --rows {rows}: each sequence has a row at least"
         )
-    return build_decode(model, rows, sequences, capacity, world=options.world)
+    return build_decode(Build(model, capacity, world=options.world), rows, sequences)
 
 
 def summary(plan: Plan) -> Iterator[Table | str]:

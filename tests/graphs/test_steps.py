@@ -31,6 +31,7 @@ from ultraflash.graphs.ops.store_main_kv import StoreMainKv
 from ultraflash.graphs.plan import Life, Op, Plan
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.release import release_model
+from ultraflash.graphs.step import Build
 from ultraflash.runtime.weights.table import weight_table
 
 CAPACITY = Capacity(slots=3, max_seq=512)
@@ -39,14 +40,14 @@ SomeOp = TypeVar("SomeOp", bound=Op)
 
 @functools.cache
 def release(rows: int = 1, world: int = 1) -> Plan:
-    return build_decode(release_model(), rows, 1, CAPACITY, world=world)
+    return build_decode(Build(release_model(), CAPACITY, world=world), rows, 1)
 
 
 @functools.cache
 def tiny(kind: str, world: int = 1) -> Plan:
     if kind == "prefill":
-        return build_prefill(tiny_model(), 16, CAPACITY, world=world)
-    return build_decode(tiny_model(), 6, 2, CAPACITY, world=world)
+        return build_prefill(Build(tiny_model(), CAPACITY, world=world), 16)
+    return build_decode(Build(tiny_model(), CAPACITY, world=world), 6, 2)
 
 
 def found(plan: Plan, kind: type[SomeOp], layer: int | None = None) -> list[SomeOp]:
@@ -252,7 +253,7 @@ def test_io_buffers(kind: str) -> None:
 
 def test_nothing_that_changes_between_steps_is_a_constant() -> None:
     """Two builds give the same digest, whatever sequences do: a captured graph is never updated."""
-    again = build_decode(tiny_model(), 6, 2, CAPACITY)
+    again = build_decode(Build(tiny_model(), CAPACITY), 6, 2)
     assert again.digest() == tiny("decode").digest()
 
 
@@ -299,9 +300,9 @@ def test_weights_are_those_of_the_table_and_split_as_it_says(world: int) -> None
 @pytest.mark.parametrize("world", [0, 3, 4])
 def test_a_world_that_does_not_divide_is_refused(world: int) -> None:
     with pytest.raises(WorldError):
-        build_decode(tiny_model(), 1, 1, CAPACITY, world=world)
+        build_decode(Build(tiny_model(), CAPACITY, world=world), 1, 1)
     with pytest.raises(WorldError):
-        build_prefill(tiny_model(), 16, CAPACITY, world=world)
+        build_prefill(Build(tiny_model(), CAPACITY, world=world), 16)
 
 
 # --- sizes of the release (model.md 2.4 and 9) ---

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ultraflash.graphs.capacity import Capacity
+from ultraflash.graphs.ced import build_encode, build_replay
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Plan
 from ultraflash.graphs.prefill import build_prefill
+from ultraflash.graphs.step import Build
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 FOLDER = _GOLDEN / "plans"
@@ -28,11 +30,11 @@ def tiny_model() -> Model:
 
 # file name -> plan; each shows something that the others do not.
 PLANS: dict[str, Callable[[], Plan]] = {
-    "decode_rows1": lambda: build_decode(tiny_model(), 1, 1, CAPACITY),
+    "decode_rows1": lambda: build_decode(Build(tiny_model(), CAPACITY), 1, 1),
     "decode_rows6_sequences2_world2": lambda: build_decode(
-        tiny_model(), 6, 2, CAPACITY, world=2, round_attention=True
+        Build(tiny_model(), CAPACITY, world=2, round_attention=True), 6, 2
     ),
-    "prefill_rows16": lambda: build_prefill(tiny_model(), 16, CAPACITY),
+    "prefill_rows16": lambda: build_prefill(Build(tiny_model(), CAPACITY), 16),
 }
 
 

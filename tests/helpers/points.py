@@ -1,4 +1,4 @@
-"""Which restore points a conversation leaves and may use, in plain words (architecture.md section 7).
+"""Which restore points a conversation leaves and may use, in plain words.
 
 Works on whole prefixes instead of keys: slow, and nothing to get wrong.
 """
@@ -28,7 +28,7 @@ class Rules:
     def note(self, ids: Sequence[int], answer: Sequence[int], finish: str) -> None:
         """A request was answered: the points that it must have left."""
         whole = [*ids, *answer]
-        # The token that filled the answer up was sampled and never processed; a stop id is not here.
+        # The token that filled the answer up was never processed; a stop id is not among these.
         processed = len(whole) - (finish == "length")
         header = max(i for i, token in enumerate(ids) if token == ASSISTANT)
         ends = [header, processed, *range(self.every, processed + 1, self.every)]

@@ -18,6 +18,7 @@ from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Life
 from ultraflash.graphs.prefill import build_prefill
+from ultraflash.graphs.step import Build
 from ultraflash.runtime.backend import Array
 from ultraflash.runtime.interpret import NumpyBackend, NumpyRunner
 from ultraflash.runtime.step_io import Part, write_constants, write_step
@@ -47,13 +48,16 @@ class Rig:
         runner = self._runners.pop(key, None)
         if runner is None:
             model, world = self.model, self.backend.world
+            build = Build(model, self.capacity, world=world, round_attention=rounded)
             if kind == "decode":
                 plan = build_decode(
-                    model, rows, sequences, self.capacity, world=world, round_attention=rounded
+                    Build(model, self.capacity, world=world, round_attention=rounded),
+                    rows,
+                    sequences,
                 )
             else:
                 plan = build_prefill(
-                    model, rows, self.capacity, world=world, round_attention=rounded
+                    Build(model, self.capacity, world=world, round_attention=rounded), rows
                 )
             runner = self.backend.compile(plan)
             write_constants(runner)

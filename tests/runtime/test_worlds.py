@@ -34,6 +34,7 @@ from ultraflash.graphs.ops.moe_sum import MoeSum
 from ultraflash.graphs.plan import Life, Node, Plan, Ref
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.release import release_model
+from ultraflash.graphs.step import Build
 from ultraflash.runtime import Engine, Generation, RuntimeConfig, Sampling
 from ultraflash.runtime.backend import Array
 from ultraflash.runtime.interpret import NumpyRunner
@@ -327,8 +328,8 @@ def test_a_world_that_does_not_divide_is_refused_by_name(world: int, named: list
     model = Model.from_checkpoint(TINY)
     for build in (
         lambda: model.check_world(world),
-        lambda: build_decode(model, 1, 1, Capacity(2, 64), world=world),
-        lambda: build_prefill(model, 4, Capacity(2, 64), world=world),
+        lambda: build_decode(Build(model, Capacity(2, 64), world=world), 1, 1),
+        lambda: build_prefill(Build(model, Capacity(2, 64), world=world), 4),
     ):
         with pytest.raises(WorldError) as caught:
             build()

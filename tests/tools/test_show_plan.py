@@ -17,6 +17,7 @@ from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Life, Plan
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.release import release_model
+from ultraflash.graphs.step import Build
 from ultraflash.tools import show_plan
 
 
@@ -36,15 +37,18 @@ def number_after(text: str, label: str, column: int) -> int:
 @pytest.mark.parametrize(
     ("arguments", "plan"),
     [
-        ((), lambda m: build_decode(m, 1, 1, Capacity(5, m.max_position))),
+        ((), lambda m: build_decode(Build(m, Capacity(5, m.max_position)), 1, 1)),
         (
             ("--rows", "6", "--sequences", "3", "--world", "2"),
-            lambda m: build_decode(m, 6, 3, Capacity(5, m.max_position), world=2),
+            lambda m: build_decode(Build(m, Capacity(5, m.max_position), world=2), 6, 3),
         ),
-        (("--kind", "prefill"), lambda m: build_prefill(m, 128, Capacity(5, m.max_position))),
+        (
+            ("--kind", "prefill"),
+            lambda m: build_prefill(Build(m, Capacity(5, m.max_position)), 128),
+        ),
         (
             ("--kind", "prefill", "--rows", "16", "--context", "99", "--max-sequences", "1"),
-            lambda m: build_prefill(m, 16, Capacity(2, 99)),
+            lambda m: build_prefill(Build(m, Capacity(2, 99)), 16),
         ),
     ],
     ids=["default", "decode", "prefill", "prefill of a small server"],
@@ -65,7 +69,7 @@ def test_the_bundled_model_is_the_default(capsys: pytest.CaptureFixture[str]) ->
 def test_a_summary_adds_up(capsys: pytest.CaptureFixture[str], world: int) -> None:
     text = shown(capsys, "--release", "--rows", "6", "--world", str(world), "--summary")
     model = release_model()
-    plan = build_decode(model, 6, 1, Capacity(5, model.max_position), world=world)
+    plan = build_decode(Build(model, Capacity(5, model.max_position), world=world), 6, 1)
     assert f"digest {plan.digest()}" in text.splitlines()
     assert number_after(text, "total", 1) == len(plan.nodes)
     assert number_after(text, "total", 2) == plan.cost().nbytes
@@ -80,7 +84,7 @@ def test_a_summary_adds_up(capsys: pytest.CaptureFixture[str], world: int) -> No
 
 
 def release_plan(rows: int, context: int) -> Plan:
-    return build_decode(release_model(), rows, 1, Capacity(2, context))
+    return build_decode(Build(release_model(), Capacity(2, context)), rows, 1)
 
 
 def test_the_release_reads_every_tensor_of_the_backbone() -> None:
