@@ -78,7 +78,8 @@ class PrefixKeys:
 
     def at(self, end: int) -> bytes:
         """The key of the first `end` content ids: at most `length`, and asked for before or not
-        below any other that was."""
+        below any other that was.
+        """
         if end not in self._known:
             assert self._hashed <= end <= self.length, f"{end} after {self._hashed}"
             self._hash.update(self._content[self._hashed : end].tobytes())

@@ -43,7 +43,10 @@ def open_engine(folder: Path, **settings: Any) -> Engine:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return open_engine(tmp_path_factory.mktemp("cache"))
+    engine = open_engine(tmp_path_factory.mktemp("cache"))
+    assert engine.store is not None
+    assert engine.store.stats().points == 0, "the warm-up leaves nothing"
+    return engine
 
 
 @pytest.fixture
@@ -345,12 +348,6 @@ def test_a_store_that_is_off(tmp_path: Path) -> None:
     first, second = (ask(engine, ids, 3) for _ in range(2))
     assert first.said == second.said
     assert second.cached == 0
-
-
-def test_the_warm_up_leaves_nothing(tmp_path: Path) -> None:
-    engine = open_engine(tmp_path)
-    assert engine.store is not None
-    assert engine.store.stats().points == 0
 
 
 def test_broken_bytes_cost_time_and_nothing_else(
