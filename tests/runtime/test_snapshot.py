@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.compare import assert_same_bits
-from helpers.desk import Desk, Outcome, some_ids
+from helpers.desk import TINY, Desk, Outcome, some_ids
 from helpers.properties import examples
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
@@ -25,6 +25,7 @@ from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.backend import Array
 from ultraflash.runtime.errors import SnapshotError
+from ultraflash.runtime.probe import Probe
 from ultraflash.runtime.resume import Kind
 from ultraflash.runtime.snapshot import Layout
 from ultraflash.runtime.step_io import Draw, Part
@@ -236,6 +237,17 @@ def test_all_ranks_get_the_same() -> None:
     for name, array in state_of(desk, 1, rank=1).items():
         if name != "draft.q":
             assert_same_bits(array, state_of(desk, 1, rank=0)[name])
+
+
+def test_a_probe_leaves_and_comes_back() -> None:
+    """The same through the door that golden comparers use."""
+    probe = Probe.open(TINY, max_seq=128)
+    state, _ = probe.prefill(IDS[:67])
+    snapshot = probe.snapshot(state)
+    want = probe.extend(state, IDS[67:80])
+    for _ in range(4):  # every slot has been somebody else's since
+        probe.prefill(WRONG[:90])
+    assert_same_bits(probe.extend(probe.restore(snapshot), IDS[67:80]), want)
 
 
 # --- rollback ---
