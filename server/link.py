@@ -47,6 +47,7 @@ class EngineStream:
         self.key = key
         self._link = link
         self._items: queue.SimpleQueue[StepOf | ServerError] = queue.SimpleQueue()
+        self._error: ServerError | None = None
 
     def get(self, timeout_s: float) -> StepOf | None:
         """The next step of this request; None when none came within `timeout_s`.
@@ -57,12 +58,23 @@ class EngineStream:
             ClientGone: `hang_up` was called.
         """
         try:
-            item = self._items.get(timeout=timeout_s)
+            item = self._error or self._items.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(item, ServerError):
             raise item
         return item
+
+    def get_more(self) -> list[StepOf]:
+        """The steps that are there already; an error behind them is left to the next `get`."""
+        steps: list[StepOf] = []
+        while self._error is None and not self._items.empty():
+            item = self._items.get()
+            if isinstance(item, ServerError):
+                self._error = item
+            else:
+                steps.append(item)
+        return steps
 
     def put(self, item: StepOf | ServerError) -> None:
         """Give the reader a step, or end it with an error."""
