@@ -108,14 +108,14 @@ class ChatProtocol:
             )
         return Prompt(self, request, ids, context)
 
-    def answer(self, prompt: Prompt, answer_id: str, body: ChatBody, created: int) -> Answer:
+    def answer(self, prompt: Prompt, answer_id: str, body: ChatBody) -> Answer:
         """A parser for the ids that answer `prompt`."""
         generator = recipe.ChatCompletionRequest.chunk_generator(
             prompt.request, answer_id, body.requested_model
         )
         options = prompt.request.parsing_options
         processor = recipe.StreamProcessor(generator, options, self._tokenizer)
-        whole = recipe.ChatCompletionResponse(answer_id, body.requested_model, created, 0, 0)
+        whole = recipe.ChatCompletionResponse(answer_id, body.requested_model, 0, 0, 0)
         stage = options.thinking_initial_stage
         ends = {self._think_end, self._tools} if options.parse_tool_calls else {self._think_end}
         reasoning = stage is not None and stage.starts_in_reasoning()

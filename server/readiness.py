@@ -86,6 +86,9 @@ class Gate:
         if child is not None and child.state == "waiting":
             text = f"the engine process ended and is started again soon: {last_end(child)}"
             return Readiness("restarting", text)
+        if child is not None and child.pid is not None and child.pid == self._link.state.lost_pid:
+            # The supervisor has not noticed yet.
+            return Readiness("restarting", f"the engine process {child.pid} has just ended")
         return Readiness("starting", self._progress(child))
 
     def _progress(self, child: ChildStatus | None) -> str:

@@ -24,7 +24,7 @@ TOOLS = [{"type": "function", "function": {"name": "clock"}}]
 def start(**fields: Any) -> Answer:
     hello = [{"role": "user", "content": "Hello"}]
     body = parse_chat({"model": "deepseek-v4.1-flash", "messages": hello, **fields})
-    return PROTOCOL.answer(PROTOCOL.prepare(body, 10_000), "id", body, 0)
+    return PROTOCOL.answer(PROTOCOL.prepare(body, 10_000), "id", body)
 
 
 def start_plain(**fields: Any) -> Answer:

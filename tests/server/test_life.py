@@ -54,6 +54,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_comes_back(server: LiveS
         assert "send it again" in last["error"]["message"]
     reasons = wait_ready_again(server)
     assert all(status in ("starting", "restarting") for status, _ in reasons)
+    assert all("ended" in reason for _, reason in reasons)
     assert any("killed by signal 9 (SIGKILL)" in reason for _, reason in reasons)
     assert server.chat(max_tokens=2).status == 200
 

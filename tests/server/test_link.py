@@ -148,6 +148,24 @@ def test_what_the_engine_refuses_is_an_error_of_that_request_alone(side: Side, l
     assert good is not twin
 
 
+def test_steps_before_the_end_of_the_engine_are_not_lost(path: Path, link: Link) -> None:
+    side = Side(path)
+    side.open()
+    assert link.wait_opened(WAIT_S)
+    stream = link.submit(submission("a"))
+    assert side.engine.next_told() == ("submit", "a")
+    side.engine.steps.put([step("a", 1)])
+    assert tokens_of(stream) == [1]
+    side.engine.steps.put([step("a", 5)])
+    eventually(lambda: not side.engine.steps.qsize())
+    side.close()
+    eventually(lambda: link.state.pending == 0)
+    assert [item.tokens for item in stream.get_more()] == [[5]]
+    assert stream.get_more() == []
+    with pytest.raises(errors.EngineLost):
+        stream.get(WAIT_S)
+
+
 def test_a_hang_up_reaches_the_engine_and_the_reader(side: Side, link: Link) -> None:
     side.open()
     assert link.wait_opened(WAIT_S)

@@ -106,7 +106,7 @@ def answer_of(
     prompt = protocol.prepare(body, MILLION)
     if options.get("starts_in_tool_calls"):
         assert prompt.request.parsing_options.starts_in_tool_calls
-    answer = protocol.answer(prompt, "id", body, 0)
+    answer = protocol.answer(prompt, "id", body)
     for piece in pieces:
         answer.push(piece)
     answer.finish(options.get("engine_finish", "stop"))

@@ -60,6 +60,8 @@ def test_a_dead_engine_and_its_successor(setting: Setting) -> None:
     assert now.reason == (
         "the engine process is starting; the one before ended: killed by signal 9 (SIGKILL)"
     )
+    setting.link.state = LinkState(None, None, 0, 0.0, lost_pid=7)
+    assert setting.gate.check().reason == "the engine process 7 has just ended"
     setting.child(ChildStatus("refused", None, 0, "exit status 78", "bad shard"))
     assert setting.gate.check().status == "failed"
 
