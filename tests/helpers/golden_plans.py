@@ -32,9 +32,11 @@ def tiny_model() -> Model:
 PLANS: dict[str, Callable[[], Plan]] = {
     "decode_rows1": lambda: build_decode(Build(tiny_model(), CAPACITY), 1, 1),
     "decode_rows6_sequences2_world2": lambda: build_decode(
-        Build(tiny_model(), CAPACITY, world=2, round_attention=True), 6, 2
+        Build(tiny_model(), CAPACITY, world=2, block=5, round_attention=True), 6, 2
     ),
-    "prefill_rows16": lambda: build_prefill(Build(tiny_model(), CAPACITY), 16),
+    "prefill_rows16": lambda: build_prefill(Build(tiny_model(), CAPACITY, block=5), 16),
+    "encode_ced21_rows16": lambda: build_encode(Build(tiny_model(), CAPACITY), "ced21", 24, 16),
+    "replay_ced21": lambda: build_replay(Build(tiny_model(), CAPACITY, block=5), "ced21", 24),
 }
 
 

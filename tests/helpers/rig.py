@@ -50,15 +50,9 @@ class Rig:
             model, world = self.model, self.backend.world
             build = Build(model, self.capacity, world=world, round_attention=rounded)
             if kind == "decode":
-                plan = build_decode(
-                    Build(model, self.capacity, world=world, round_attention=rounded),
-                    rows,
-                    sequences,
-                )
+                plan = build_decode(build, rows, sequences)
             else:
-                plan = build_prefill(
-                    Build(model, self.capacity, world=world, round_attention=rounded), rows
-                )
+                plan = build_prefill(build, rows)
             runner = self.backend.compile(plan)
             write_constants(runner)
         self._runners[key] = runner
