@@ -93,7 +93,7 @@ def test_numbers_lie_strictly_inside_0_and_1() -> None:
     assert (2**32 - 0.5) * 2.0**-32 < 1
     count = 10_000
     zero = np.zeros(count, np.int32)
-    u = uniform(np.arange(count, dtype=np.uint64), zero, zero, Purpose.SAMPLE)
+    u = uniform(np.arange(count, dtype=np.uint64), zero, zero, Purpose.RESIDUAL)
     assert u.dtype == np.float64
     assert ((u > 0) & (u < 1)).all()
 
@@ -105,7 +105,7 @@ def test_numbers_are_uniform(vary: str) -> None:
     parts[vary] = np.arange(count)
     seed = parts["seed"].astype(np.uint64)
     position, step = parts["position"].astype(np.int32), parts["step"].astype(np.int32)
-    u = uniform(seed, position, step, Purpose.SAMPLE)
+    u = uniform(seed, position, step, Purpose.RESIDUAL)
     counts = np.bincount((u * cells).astype(int), minlength=cells)
     assert fits(counts, np.full(cells, 1 / cells))
     pairs = np.bincount((u[:-1:2] * 8).astype(int) * 8 + (u[1::2] * 8).astype(int), minlength=64)
@@ -117,7 +117,7 @@ def test_purposes_draw_independent_numbers() -> None:
     position, zero = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
     seed = np.full(count, 9, np.uint64)
     cells = [
-        (uniform(seed, position, zero, p) * 8).astype(int) for p in (Purpose.SAMPLE, Purpose.ACCEPT)
+        (uniform(seed, position, zero, p) * 8).astype(int) for p in (Purpose.DRAFT, Purpose.ACCEPT)
     ]
     assert fits(np.bincount(cells[0] * 8 + cells[1], minlength=64), np.full(64, 1 / 64))
 
@@ -129,7 +129,7 @@ def test_rows_stand_alone(rng: np.random.Generator, choice: Choice) -> None:
         rng.integers(0, 1000, size=9).astype(np.int32),
         rng.integers(0, 1000, size=9).astype(np.int32),
     ]
-    assert_rows_alone(lambda a, b, c: uniform(a, b, c, Purpose.SAMPLE), rows, choice)
+    assert_rows_alone(lambda a, b, c: uniform(a, b, c, Purpose.RESIDUAL), rows, choice)
 
 
 def test_arguments_are_left_alone() -> None:

@@ -12,7 +12,9 @@ from helpers.golden_plans import tiny_model
 from ultraflash.graphs.capacity import MAX_ROWS, Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.errors import WorldError
+from ultraflash.graphs.io import MAX_BIASES
 from ultraflash.graphs.model import Model
+from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.ops.attention import Attention
 from ultraflash.graphs.ops.candidate_pool import CandidatePool
 from ultraflash.graphs.ops.comm import AllGather, AllReduce
@@ -45,9 +47,10 @@ def release(rows: int = 1, world: int = 1) -> Plan:
 
 @functools.cache
 def tiny(kind: str, world: int = 1) -> Plan:
-    if kind == "prefill":
-        return build_prefill(Build(tiny_model(), CAPACITY, world=world), 16)
-    return build_decode(Build(tiny_model(), CAPACITY, world=world), 6, 2)
+    build = Build(tiny_model(), CAPACITY, world=world, block=5 if kind == "drafting" else 0)
+    if kind in ("prefill", "part"):
+        return build_prefill(build, 16, ends=kind == "prefill")
+    return build_decode(build, 6, 2)
 
 
 def found(plan: Plan, kind: type[SomeOp], layer: int | None = None) -> list[SomeOp]:
@@ -232,23 +235,64 @@ def test_decode_and_prefill_share_state(kind: str) -> None:
 # --- io ---
 
 
-@pytest.mark.parametrize("kind", ["decode", "prefill"])
-def test_io_buffers(kind: str) -> None:
-    plan = tiny(kind)
-    rows, sequences = (16, 1) if kind == "prefill" else (6, 2)
+@pytest.mark.parametrize(
+    ("plan", "rows", "sequences", "sampled"),
+    [
+        pytest.param(tiny("decode"), 6, 2, 6, id="decode"),
+        pytest.param(tiny("prefill"), 16, 1, 1, id="prefill"),
+        pytest.param(tiny("drafting"), 6, 2, 6, id="drafting"),
+    ],
+)
+def test_io_buffers(plan: Plan, rows: int, sequences: int, sampled: int) -> None:
+    """Tokens are emitted behind every row of a decode step, behind the last one of a prompt."""
     assert (plan.rows, plan.sequences) == (rows, sequences)
-    shapes = {ref.name: (ref.shape, ref.dtype) for ref in plan.of_life(Life.IO)}
-    for name in ("ids", "is_image", "position", "slot"):
-        assert shapes[f"io.{name}"] == ((rows,), "i32")
-    assert shapes["io.row_start"] == ((sequences + 1,), "i32")
-    assert shapes["io.mask"] == ((rows, 512 // 32), "u32")
-    assert shapes["io.seed"] == ((sequences,), "u64")
-    for name in ("temperature", "top_p", "logprob"):
-        assert shapes[f"io.{name}"] == ((sequences,), "f32")
-    for name in ("top_k", "next_position", "step", "banned", "want_logprobs", "token"):
-        assert shapes[f"io.{name}"] == ((sequences,), "i32")
-    assert shapes["io.top_ids"] == ((sequences, 20), "i32")
-    assert shapes["io.top_logprobs"] == ((sequences, 20), "f32")
+    shapes = {ref.name.removeprefix("io."): (ref.shape, ref.dtype) for ref in plan.of_life(Life.IO)}
+    for name in ("ids", "is_image", "position", "slot", "window_start", "banned"):
+        assert shapes.pop(name) == ((rows,), "i32")
+    for name in ("top_k", "step", "want_logprobs", "token", "accepted"):
+        assert shapes.pop(name) == ((sequences,), "i32")
+    for name in ("temperature", "top_p"):
+        assert shapes.pop(name) == ((sequences,), "f32")
+    assert shapes.pop("row_start") == ((sequences + 1,), "i32")
+    assert shapes.pop("seed") == ((sequences,), "u64")
+    assert shapes.pop("mask") == ((rows, 512 // 32), "u32")
+    assert shapes.pop("bias_ids") == ((sequences, MAX_BIASES), "i32")
+    assert shapes.pop("bias") == ((sequences, MAX_BIASES), "f32")
+    assert shapes.pop("logprob") == ((sampled,), "f32")
+    assert shapes.pop("top_ids") == ((sampled, 20), "i32")
+    assert shapes.pop("top_logprobs") == ((sampled, 20), "f32")
+    if "draft.q" in plan.buffers:
+        assert shapes.pop("drafts") == ((sequences, 5), "i32")
+        assert shapes.pop("confidence") == ((sequences, 5), "f32")
+    assert not shapes
+
+
+def test_a_part_of_a_prompt_draws_nothing() -> None:
+    plan = tiny("part")
+    names = {ref.name for ref in plan.of_life(Life.IO)}
+    assert names == {
+        f"io.{name}"
+        for name in ("ids", "is_image", "position", "slot", "row_start", "window_start")
+    }
+
+
+@pytest.mark.parametrize("kind", ["decode", "drafting"])
+def test_a_decode_step_verifies_every_row(kind: str) -> None:
+    plan = tiny(kind)
+    (op,) = found(plan, Accept)
+    assert op.logits.shape == (6, 512)
+    for name in ("ids", "slot", "position", "row_start", "mask", "banned", "token", "accepted"):
+        assert getattr(op, name).name == f"io.{name}"
+    assert (op.q is not None) == (kind == "drafting")
+
+
+def test_a_prefill_draws_behind_its_last_row() -> None:
+    """Accept sees a step of one row: the last one, its mask and its ban."""
+    (op,) = found(tiny("prefill"), Accept)
+    for name in ("ids", "slot", "position", "row_start", "mask", "banned"):
+        assert getattr(op, name).name == f"last.{name}"
+    assert op.logits.shape == (1, 512)
+    assert (op.q, op.temperature.name, op.token.name) == (None, "io.temperature", "io.token")
 
 
 def test_nothing_that_changes_between_steps_is_a_constant() -> None:
