@@ -235,6 +235,7 @@ class Engine:
             self._ready.remove(session)
         elif session in self._running:
             self._running.remove(session)
+        self._reuse.forget(session)
         self._free.append(session.slot)
 
     def _warm_up(self) -> None:

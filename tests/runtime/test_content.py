@@ -111,20 +111,29 @@ def test_fingerprint_and_salt_part_everything() -> None:
 # --- where a prompt may resume ---
 
 
+def ends_of(ids: list[int], every: int) -> list[int]:
+    return resume_ends(content_ids(ids), MARKS, every)
+
+
+def begin_and_end(ids: list[int]) -> tuple[int, int]:
+    content = content_ids(ids)
+    return system_end(content, MARKS), answer_start(content, MARKS)
+
+
 def test_candidates_of_a_conversation() -> None:
     turn = [USER, 3, 4, ASSISTANT, 5, 6, EOS]
     ids = [BOS, 3, *turn, *turn, USER, 3, ASSISTANT, 5]
-    assert resume_ends(ids, MARKS, every=10) == [18, 15, 12, 10, 8, 5, 2]
-    assert (system_end(ids, MARKS), answer_start(ids, MARKS)) == (2, 18)
-    assert resume_ends(ids[:19], MARKS, every=10)[0] == 18  # P - 1, not P
-    assert resume_ends(ids[:18], MARKS, every=10)[0] == 15
+    assert ends_of(ids, 10) == [18, 15, 12, 10, 8, 5, 2]
+    assert begin_and_end(ids) == (2, 18)
+    assert ends_of(ids[:19], 10)[0] == 18  # P - 1, not P
+    assert ends_of(ids[:18], 10)[0] == 15
 
 
 def test_a_prompt_without_marks() -> None:
-    assert resume_ends([3] * 20, MARKS, every=8) == [16, 8]
-    assert resume_ends([3] * 16, MARKS, every=8) == [8]
-    assert resume_ends([ASSISTANT], MARKS, every=8) == []
-    assert (system_end([3], MARKS), answer_start([3], MARKS)) == (0, 0)
+    assert ends_of([3] * 20, 8) == [16, 8]
+    assert ends_of([3] * 16, 8) == [8]
+    assert ends_of([ASSISTANT], 8) == []
+    assert begin_and_end([3]) == (0, 0)
 
 
 @examples(200)
@@ -134,7 +143,7 @@ def test_candidates_are_what_the_rules_say(ids: list[int], every: int) -> None:
     system = {ids.index(USER)} if USER in ids else set()
     regular = {n for n in range(len(ids)) if n % every == 0}
     want = sorted((before | system | regular) - {0}, reverse=True)
-    assert resume_ends(ids, MARKS, every) == want
+    assert ends_of(ids, every) == want
     assert all(1 <= end <= len(ids) - 1 for end in want)
 
 
