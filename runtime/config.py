@@ -160,7 +160,7 @@ def _flag(text: str) -> bool:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError("expected a whole number of bytes")
+        raise ValueError("expected a whole number")
     return int(text)
 
 
@@ -191,6 +191,35 @@ SWITCHES = (
     Switch(
         "UF_DUMP", "dump", "plan", "write the text of every plan into the cache directory", _words
     ),
+    Switch(
+        "UF_DRAFT_BLOCK",
+        "draft_block",
+        "0|5|6|7",
+        "rows of a draft block, 0 = plain decoding (default: as trained)",
+        _count,
+    ),
+    Switch(
+        "UF_MAX_ROWS",
+        "max_rows",
+        "rows",
+        "rows that a decode step verifies at most",
+        _count,
+    ),
+    Switch(
+        "UF_WIDTH",
+        "width",
+        "|".join(WIDTHS),
+        "how many drafts a step verifies: learnt, the profile's thresholds, all that fit",
+        str,
+    ),
+    Switch(
+        "UF_PREFILL",
+        "prefill",
+        "|".join(MODES),
+        "what of a prompt the decoder layers see: all of it, or its tail",
+        str,
+    ),
+    Switch("UF_TAIL", "tail", "tokens", "prompt tokens that ced20 and ced21 replay", _count),
     Switch(
         "UF_STORE_BYTES",
         "store_bytes",

@@ -148,7 +148,6 @@ class Engine:
         for session in self._live():
             self._retire(session)
 
-
     def _prefill_once(self) -> list[Step]:
         if self._prefilling is None and self._queue and self._free:
             self._begin(*self._queue.popleft())
@@ -162,7 +161,7 @@ class Engine:
             return []
         session.answering, self._prefilling = True, None
         self._ready.append(session)
-        return [self._deliver(session, result, 0.0)]
+        return [self._deliver(session, result, 0.0, 0)]
 
     def _begin(self, key: str, request: Generation) -> None:
         slot = self._free.pop(0)
@@ -202,9 +201,12 @@ class Engine:
         for session, result in zip(sessions, results, strict=True):
             session.done += 1 + result.accepted
             session.steps += 1
-        return [self._deliver(s, r, decode_ms) for s, r in zip(sessions, results, strict=True)]
+        return [
+            self._deliver(s, r, decode_ms, 1 + n)
+            for s, r, n in zip(sessions, results, kept, strict=True)
+        ]
 
-    def _deliver(self, session: Session, result: Result, decode_ms: float) -> Step:
+    def _deliver(self, session: Session, result: Result, decode_ms: float, rows: int) -> Step:
         tokens, finish = session.emit([*session.drafts[: result.accepted], result.token])
         session.drafts, session.confidence = result.drafts, result.confidence
         self._reuse.passed(session, Kind.FULL)
@@ -219,6 +221,7 @@ class Engine:
             session.cached,
             session.prefill_ms,
             decode_ms,
+            rows,
         )
 
     def _live(self) -> list[Session]:

@@ -50,7 +50,7 @@ class Generation:
 class Step:
     """What one unit of work did for one request.
 
-    `tokens` never holds a stop id; a finished step may have none. `finish` is None, "stop" or
+    `rows` of a decode step were its own: the token before and the drafts verified. `tokens` never holds a stop id; a finished step may have none. `finish` is None, "stop" or
     "length".
     """
 
@@ -61,6 +61,7 @@ class Step:
     cached_tokens: int
     prefill_ms: float
     decode_ms: float
+    rows: int = 0
 
 
 def check_request(request: Generation, max_seq: int, vocab: int) -> None:

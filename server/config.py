@@ -130,8 +130,12 @@ class ServerConfig:
         os.environ.update(self.variables())
 
     def environment(self) -> dict[str, str]:
-        """The environment for a process that shall read this configuration."""
-        return {**os.environ, **self.variables()}
+        """The environment for a process that shall read this configuration.
+
+        BLAS gets one thread unless the user chose: its threads spin against each other and
+        against the HTTP process, and cost several times the work.
+        """
+        return {"OPENBLAS_NUM_THREADS": "1", **os.environ, **self.variables()}
 
 
 @dataclass(frozen=True)

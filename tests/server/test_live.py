@@ -291,6 +291,7 @@ def test_one_line_a_request_with_fields_in_order(server: LiveServer) -> None:
         "prefill_ms",
         "average_iteration_ms",
         "average_accept_length",
+        "average_rows",
         "tokens_per_s",
         "kv_source",
         "finish",
