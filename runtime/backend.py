@@ -1,4 +1,4 @@
-"""What the engine asks of a backend: compile plans, run them, read and write their buffers by name."""
+"""What the engine asks of a backend: compile plans, run them, read and write named buffers."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class Generation:
 class Step:
     """What one unit of work did for one request.
 
-    `rows` of a decode step were its own: the token before and the drafts verified. `tokens` never holds a stop id; a finished step may have none. `finish` is None, "stop" or
-    "length".
+    `rows` of a decode step were its own: the token before and the drafts verified. `tokens` never
+    holds a stop id; a finished step may have none. `finish` is None, "stop" or "length".
     """
 
     key: str
