@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Cost, Op, Ref
 
 
 @dataclass(frozen=True)
@@ -33,3 +33,8 @@ class Confidence(Op):
         block = len(h) // len(me)
         both = np.concatenate([h[index::block], me], axis=1).astype(np.float64)
         y[:, index] = (both @ w[0]).astype(np.float32)
+
+    def cost(self) -> Cost:
+        """One draft of each sequence, and the head's weights."""
+        values = self.y.shape[0] * self.w.shape[1]
+        return Cost(2 * values + 4 * self.y.shape[0] + self.w.nbytes, 2 * values)
