@@ -99,12 +99,12 @@ def one_row_each(*columns: npt.NDArray[Any]) -> Sampled:
     )
     count = len(logits)
     rows = np.arange(count, dtype=np.int32)
-    accepted, *rest = Accept.reference(
+    accepted, token, logprob, top_ids, top_logprobs = Accept.reference(
         logits, rows * 0, rows, position - 1, np.arange(count + 1, dtype=np.int32), None,
         mask, bias_ids, bias, banned, temperature, top_p, top_k, seed, step, want,
     )  # fmt: skip
     assert not accepted.any()
-    return tuple(rest)
+    return token, logprob, top_ids, top_logprobs
 
 
 def sample(*asks: Ask) -> Sampled:
