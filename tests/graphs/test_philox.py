@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.chi_square import fits
 from helpers.compare import Array, assert_same_bits
 from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.properties import examples
-from helpers.statistics import fits
 from ultraflash.graphs.philox import Purpose, philox, uniform
 
 # kat_vectors of Random123, lines "philox4x32 10": counter, key, result.

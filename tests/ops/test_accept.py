@@ -21,12 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.chances import biased, chances
+from helpers.chi_square import fits
 from helpers.compare import assert_same_bits, assert_within
 from helpers.formats import F32
 from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.ops import assert_launch, io, scratch, state
 from helpers.properties import examples
-from helpers.statistics import fits
 from ultraflash.graphs.draw import pick
 from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.sampling import TOP_LOGPROBS, distribution

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pytest
 
 from helpers.chances import biased, chances
+from helpers.chi_square import fits
 from helpers.compare import assert_same_bits, assert_within
 from helpers.formats import F32
 from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.ops import assert_cost, assert_launch, io, scratch, state
-from helpers.statistics import fits
 from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.ops.draft_sample import DraftSample
 from ultraflash.graphs.philox import Purpose, uniform
