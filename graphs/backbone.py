@@ -142,6 +142,6 @@ def gather(s: Scope, label: str, part: Ref) -> Ref:
     """All ranks' logits side by side, [rows, V] f32."""
     if s.b.world == 1:
         return part
-    logits = s.out(f"{label}.logits_all", (s.model.vocab,), "f32")
+    logits = s.out(f"{part.name}_all", (s.model.vocab,), "f32")
     s.b.add(f"{label}.gather", AllGather(part, logits))
     return logits

@@ -20,7 +20,7 @@ from ultraflash.runtime.errors import EngineError
 from ultraflash.runtime.probe import Probe
 from ultraflash.tools.golden import draft, exact, free, later, layers, text
 from ultraflash.tools.golden.data import Golden, GoldenError
-from ultraflash.tools.golden.limits import BY_ATTENTION
+from ultraflash.tools.golden.limits import BY_ATTENTION, limits_for
 from ultraflash.tools.golden.probe import GoldenProbe
 from ultraflash.tools.golden.report import Report
 from ultraflash.tools.golden.run import Run, Section, run_section
@@ -55,9 +55,15 @@ SECTIONS = (
 )
 
 
-def compare(golden: Golden, probe: GoldenProbe, report: Report, attention: str = "bf16") -> int:
+def compare(
+    golden: Golden,
+    probe: GoldenProbe,
+    report: Report,
+    attention: str = "bf16",
+    world: int = 1,
+) -> int:
     """Run every section; the number of items that failed."""
-    run = Run(golden, probe, BY_ATTENTION[attention], report)
+    run = Run(golden, probe, limits_for(attention, world), report)
     for section in SECTIONS:
         run_section(run, section)
     return report.count("FAIL")
@@ -78,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_seq=max_seq,
             attention_weights=options.attention,
         )
-        failed = compare(golden, probe, report, options.attention)
+        failed = compare(golden, probe, report, options.attention, options.world)
     except (GoldenError, GraphError, EngineError) as error:
         print(f"check_golden: {error}", file=sys.stderr)
         return 2

@@ -31,7 +31,8 @@ def check_draft(run: Run) -> None:
 
 def _steps(run: Run, golden: Tensors, name: str, taps: Any, forced: bool) -> None:
     state, step = None, 0
-    limit = limits.DRAFT if forced else run.limits.logits
+    limit = run.limits.draft if forced else run.limits.free_draft
+    experts = limits.DRAFT_EXPERT_ROWS if forced else limits.FREE_DRAFT_EXPERT_ROWS
     while f"{name}.step{step}.tokens" in golden:
         prefix = f"{name}.step{step}"
         want = ids_of(golden[f"{prefix}.tokens"])
@@ -43,17 +44,19 @@ def _steps(run: Run, golden: Tensors, name: str, taps: Any, forced: bool) -> Non
             item = key.removeprefix(f"{prefix}.")
             if item in ("tokens", "tap", "position"):
                 continue
-            run.report.add(f"dspark {key}", _judge(golden, key, item, got, limit))
+            run.report.add(f"dspark {key}", _judge(golden, key, item, got, limit, experts))
         run.report.add(f"dspark {prefix}.tokens", measure.exact(got["tokens"], want))
         if step == 0:
             _rings(run, golden, name, got)
         step += 1
 
 
-def _judge(golden: Tensors, key: str, item: str, got: dict[str, Any], limit: float) -> Any:
+def _judge(
+    golden: Tensors, key: str, item: str, got: dict[str, Any], limit: float, experts: float
+) -> Any:
     stage = item.rpartition(".")[0]
     if item.endswith("expert_ids"):
-        return measure.sets(got[item], golden[key], limits.DRAFT_EXPERT_ROWS)
+        return measure.sets(got[item], golden[key], experts)
     if item.endswith("expert_w"):
         ids = golden[key.removesuffix("expert_w") + "expert_ids"]
         return measure.paired(got[f"{stage}.expert_ids"], got[item], ids, golden[key], limit)

@@ -9,7 +9,7 @@ into 1 to 3 % of a layer's attention output.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Net 1, where it is not equality.
 SINKHORN = 1e-6  # absolute
@@ -18,9 +18,8 @@ ROTATED = 1  # bf16 ulps
 GATE_WEIGHTS = 1e-5  # fp32 in, fp32 out: only the order of sums may differ
 COLLAPSED = 1  # bf16 ulps of a collapsed or expanded stream
 
-# Drafting from golden taps: isolated ulps, and the flips that they cause in quantised rows.
-DRAFT = 5e-2
-DRAFT_EXPERT_ROWS = 0.4  # of a block of five rows: two may differ
+# Of a draft block's five rows, how many may choose other experts; more behind a free run's context.
+DRAFT_EXPERT_ROWS, FREE_DRAFT_EXPERT_ROWS = 0.4, 0.6
 
 # Net 2. Rows whose expert set or selection may differ: near ties flip on an ulp. A single row may
 # not.
@@ -58,6 +57,10 @@ class Limits:
     clear_missed: Mapping[str, float]
     missed: Mapping[str, float]
     free_caches: float
+    # Drafting behind golden taps: isolated ulps, and the flips they cause in quantised rows. Behind
+    # this engine's own taps three stages add flips of their own to a free run's drift.
+    draft: float
+    free_draft: float
 
 
 TIGHT = Limits(
@@ -91,6 +94,8 @@ TIGHT = Limits(
     missed={"experts": 0.15, "selected": 0.35},
     chained=10.0,
     free_caches=0.15,
+    draft=0.05,
+    free_draft=0.3,
 )
 LOOSE = Limits(
     forced={
@@ -122,5 +127,17 @@ LOOSE = Limits(
     missed={"experts": 0.2, "selected": 0.45},
     chained=10.0,
     free_caches=0.2,
+    draft=0.13,
+    free_draft=0.4,
 )
 BY_ATTENTION = {"bf16": TIGHT, "fp32": LOOSE}
+
+
+def limits_for(attention: str, world: int) -> Limits:
+    """The tolerances for a rounding of attention weights and a number of ranks.
+
+    Several ranks leave out the rounding of each expert's output, which is as much to three draft
+    stages in a row as fp32 attention weights are; single layers stay within the same limits.
+    """
+    chosen = BY_ATTENTION[attention]
+    return chosen if world == 1 else replace(chosen, draft=LOOSE.draft, free_draft=LOOSE.free_draft)
