@@ -7,18 +7,17 @@ CED plans takes part in it. tiny-a has a window of 16 and a decoder of layers 6 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 
-from helpers.drafting import GREEDY, Behind, DraftRig, assert_same_result
+from helpers.ced import TAIL, ced, ids_of, masked
+from helpers.drafting import Behind, DraftRig, assert_same_result
 from helpers.golden_plans import tiny_model
 from helpers.rig import assert_bits, assert_same_bits
 from ultraflash.graphs.capacity import Capacity
-from ultraflash.graphs.ced import build_encode, build_replay, replay_start
+from ultraflash.graphs.ced import build_encode, build_replay
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.errors import WorldError
 from ultraflash.graphs.ops.accept import Accept
@@ -31,17 +30,12 @@ from ultraflash.graphs.plan import Life, Op, Plan
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
-from ultraflash.runtime.step_io import Draw, Part, write_step
+from ultraflash.runtime.step_io import Draw, Part
 
-TAIL, MORE = 24, 20
+MORE = 20
 FULL, CED = 0, 1  # slots
 SAMPLED = Draw(temperature=1.3, top_p=0.9, seed=77)
 modes = pytest.mark.parametrize("mode", ["ced20", "ced21"])
-
-
-def ids_of(number: int, count: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(number).integers(3, 480, count).tolist()
-    return ids
 
 
 @pytest.fixture(scope="module")
@@ -52,46 +46,6 @@ def one() -> DraftRig:
 @pytest.fixture(scope="module")
 def two() -> DraftRig:
     return DraftRig(world=2)
-
-
-def ced(
-    rig: DraftRig, slot: int, ids: list[int], mode: str, cuts: tuple[int, ...] = (16,),
-    tail: int = TAIL, draw: Draw = GREEDY,
-) -> Behind:  # fmt: skip
-    """The two plans, the prompt cut into chunks of these lengths, over and over."""
-    done = 0
-    widest = max(cuts)
-    make = partial(build_encode, rig.build, mode, tail, widest)
-    encoder = rig.compiled(("encode", mode, tail, widest), make)
-    for length in chunks(cuts, len(ids)):
-        write_step(encoder, [Part(slot, done, ids[done : done + length])])
-        encoder.run()
-        done += length
-    start = max(0, len(ids) - tail)
-    replay = rig.compiled(("replay", mode, tail), partial(build_replay, rig.build, mode, tail))
-    return rig.ran(replay, Part(slot, start, ids[start:], draw, window_start=start))[0]
-
-
-def chunks(cuts: tuple[int, ...], count: int) -> Iterator[int]:
-    done = number = 0
-    while done < count:
-        yield min(cuts[number % len(cuts)], count - done)
-        done, number = done + cuts[number % len(cuts)], number + 1
-
-
-def masked(
-    rig: DraftRig, slot: int, ids: list[int], mode: str, tail: int = TAIL, draw: Draw = GREEDY
-) -> Behind:
-    """All layers over all rows; behind the encoder, rows of the tail see no row in front of it."""
-    runner = rig.compiled(("prefill", len(ids)), partial(build_prefill, rig.build, len(ids)))
-    part = Part(slot, 0, ids, draw)
-    write_step(runner, [part])
-    behind = runner.plan.span(f"L{replay_start(rig.model, mode)}").start
-    runner.run(slice(0, behind))
-    start = max(0, len(ids) - tail)
-    runner.write("io.window_start", np.where(np.arange(len(ids)) < start, 0, start))
-    runner.run(slice(behind, len(runner.plan.nodes)))
-    return rig.results(runner, part)[0]
 
 
 def assert_as_good(rig: DraftRig, length: int, got: Behind, want: Behind, where: str) -> None:
