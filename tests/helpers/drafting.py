@@ -69,9 +69,12 @@ class DraftRig(Rig):
 
     def ran(self, runner: NumpyRunner, *parts: Part) -> list[Behind]:
         """What the step gives each part."""
-        write_step(runner, parts)
+        self.write(runner, *parts)
         runner.run()
         return self.results(runner, *parts)
+
+    def write(self, runner: NumpyRunner, *parts: Part) -> None:
+        write_step(runner, parts)
 
     def results(self, runner: NumpyRunner, *parts: Part) -> list[Behind]:
         """What the step that has just run gave each part."""
