@@ -40,7 +40,7 @@ from ultraflash.graphs.sampling import distribution
 from ultraflash.graphs.step import Build
 from ultraflash.graphs.verify import block_verify, verify_draws
 from ultraflash.runtime.backend import Array
-from ultraflash.runtime.step_io import Draw, Part
+from ultraflash.runtime.step_io import Draw, Part, write_step
 from ultraflash.runtime.weights.table import weight_table
 
 BLOCKS = (5, 6, 7)
@@ -294,7 +294,7 @@ def forced(
     """A decode step that goes on as if so many drafts had stayed, with these tokens behind."""
     count = rows or sum(len(part.ids) for part in parts)
     runner = rig.decoder(count, len(parts))
-    rig.write(runner, *parts)
+    write_step(runner, parts)
     split = runner.plan.span("accept").stop
     runner.run(slice(0, split))
     runner.write("io.accepted", np.array(accepted))
@@ -500,7 +500,7 @@ def drafted_from(rig: DraftRig, taps: Array, anchor: int) -> dict[str, Array]:
     """A block behind the given drafting inputs: what the draft stages make of equal inputs."""
     count, tap = len(taps), f"L{max(rig.model.draft_targets)}.tap"
     runner = rig.decoder(count)
-    rig.write(runner, Part(0, 0, [0] * count))
+    write_step(runner, [Part(0, 0, [0] * count)])
     runner.run(runner.plan.span("step"))
     runner.write(tap, taps)
     runner.run(runner.plan.span("context"))

@@ -69,12 +69,9 @@ class DraftRig(Rig):
 
     def ran(self, runner: NumpyRunner, *parts: Part) -> list[Behind]:
         """What the step gives each part."""
-        self.write(runner, *parts)
+        write_step(runner, parts)
         runner.run()
         return self.results(runner, *parts)
-
-    def write(self, runner: NumpyRunner, *parts: Part) -> None:
-        write_step(runner, parts)
 
     def results(self, runner: NumpyRunner, *parts: Part) -> list[Behind]:
         """What the step that has just run gave each part."""
