@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ultraflash.graphs.capacity import MAX_ROWS
 from ultraflash.graphs.ced import MODES
 from ultraflash.graphs.model import Model
 from ultraflash.runtime.errors import ConfigError
+from ultraflash.runtime.profiles import BLOCKS
 
 BUNDLED_CHECKPOINT = Path(__file__).parent / "bundled" / "tiny"
 
@@ -73,6 +75,18 @@ class RuntimeConfig:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.store_bytes < 0:
             raise ConfigError(f"store_bytes must be at least 0 (no store), got {self.store_bytes}")
+        if not 1 <= self.max_rows <= MAX_ROWS:
+            raise ConfigError(f"max_rows must be 1 to {MAX_ROWS}, got {self.max_rows}")
+        if self.max_sequences > self.max_rows:
+            raise ConfigError(
+                f"max_sequences {self.max_sequences} is more than the {self.max_rows} rows of the "
+                f"widest step: lower it, or set UF_MAX_ROWS to as many ({MAX_ROWS} at most)"
+            )
+        if self.draft_block not in (None, 0, *BLOCKS):
+            raise ConfigError(
+                f"draft_block must be 0 (plain decoding), {', '.join(map(str, BLOCKS))}, "
+                f"got {self.draft_block}"
+            )
         _one_of("prefill", self.prefill, MODES)
         _one_of("width", self.width, WIDTHS)
         chunks = self.prefill_chunks

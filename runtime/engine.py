@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ultraflash.graphs.capacity import MAX_ROWS, Capacity
+from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.ced import replay_start
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Life
@@ -84,11 +84,6 @@ class Engine:
             EngineError: when the checkpoint, the settings or the machine do not allow it.
             GraphError: when the configuration or the world does not fit the model.
         """
-        if config.max_sequences > MAX_ROWS:
-            raise ConfigError(
-                f"max_sequences {config.max_sequences} is more than the {MAX_ROWS} rows "
-                f"of the widest step: set {MAX_ROWS} at most"
-            )
         prepare_cache_dir(config)
         index = CheckpointIndex.open(config.checkpoint)
         model = Model.from_checkpoint(config.checkpoint)

@@ -145,7 +145,11 @@ def _check(config: ServerConfig) -> None:
             f"context {config.context} is beyond the {model.max_position} positions of this model: "
             "lower --context"
         )
-    prepare_cache_dir(RuntimeConfig.from_env(checkpoint=checkpoint))
+    prepare_cache_dir(
+        RuntimeConfig.from_env(
+            checkpoint=checkpoint, world=config.world, max_sequences=config.max_sequences
+        )
+    )
     ChatProtocol.from_checkpoint(checkpoint)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import msgspec
+from gunicorn.http.errors import ParseException
 
 from ultraflash.server.errors import RequestError
 
@@ -29,7 +30,7 @@ def read_body(stream: Readable, content_length: int | None) -> bytes:
 
     Raises:
         RequestError: 413 beyond `MAX_BODY_BYTES`; 408 when the client stops sending; 400 when it
-            ends early.
+            ends early or its chunks are malformed.
     """
     if content_length is not None and content_length > MAX_BODY_BYTES:
         raise _too_large(f"{content_length} bytes")
@@ -40,12 +41,15 @@ def read_body(stream: Readable, content_length: int | None) -> bytes:
             parts.append(data)
             size += len(data)
             if size > MAX_BODY_BYTES:
-                raise _too_large("larger")
+                raise _too_large(f"more than {MAX_BODY_BYTES} bytes")
     except TimeoutError as error:
         text = f"the body stopped arriving after {size} bytes: send it without pauses"
         raise RequestError(None, text, status=408) from error
     except OSError as error:
         raise RequestError(None, f"the body ended after {size} bytes: send it whole") from error
+    except ParseException as error:
+        text = f"the body is not chunked as HTTP/1.1 says, after {size} bytes: mend its encoding"
+        raise RequestError(None, text) from error
     if content_length is not None and size < content_length:
         text = (
             f"the body has {size} bytes where Content-Length says {content_length}: send it whole"

@@ -151,7 +151,7 @@ class Setting:
         """The value of `text`.
 
         Raises:
-            StartError: naming the variable when the text is malformed or too small.
+            StartError: naming the variable when the text is malformed or out of its range.
         """
         try:
             value = self.parse(text)
@@ -161,15 +161,19 @@ class Setting:
         return value
 
     def check(self, value: Any) -> None:
-        """Refuse a number that is too small.
+        """Refuse a number that is too small or not finite.
 
         Raises:
             StartError: naming the option, the limit and the value.
         """
-        if value is None or self.least is None or value >= self.least:
+        if value is None or self.least is None or self.least <= value < float("inf"):
             return
-        option = self.field.removesuffix("_s").replace("_", "-")
-        raise StartError(f"{option} ({self.name}) must be at least {self.least:g}, got {value:g}")
+        option = self.field.replace("_s", "_seconds") if self.parse is float else self.field
+        finite = "finite and " if self.parse is float else ""
+        raise StartError(
+            f"{option.replace('_', '-')} ({self.name}) must be {finite}at least {self.least:g}, "
+            f"got {value:g}"
+        )
 
 
 SETTINGS = (

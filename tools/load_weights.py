@@ -31,6 +31,7 @@ from rich.progress import (
 from rich.table import Table
 
 from ultraflash.graphs.checkpoint import (
+    DTYPE_BYTES,
     ENGRAM_TABLES,
     GROUPS,
     TensorSpec,
@@ -106,7 +107,7 @@ def inspect(folder: Path, console: Console) -> tuple[Model, CheckpointIndex]:
     present = {
         name: TensorSpec(index.tensors[name].dtype, index.tensors[name].shape, spec.group)
         for name, spec in expected.items()
-        if name in index.tensors
+        if name in index.tensors and index.tensors[name].dtype in DTYPE_BYTES
     }
     console.print(group_table(present, str(folder)))
     index.verify(model)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from gunicorn.http.errors import InvalidChunkSize
 
 from ultraflash.server import body
 from ultraflash.server.body import parse_object, read_body
@@ -17,6 +18,13 @@ class Pausing(io.BytesIO):
 
     def _pause(self) -> bytes:
         raise TimeoutError("timed out")
+
+
+class Misframed(Pausing):
+    """A chunked body whose second chunk has no size, as gunicorn reports it."""
+
+    def _pause(self) -> bytes:
+        raise InvalidChunkSize(b"zz")
 
 
 @pytest.mark.parametrize(
@@ -68,3 +76,9 @@ def test_a_body_that_stops_or_ends_early_is_refused() -> None:
     assert caught.value.status == 408
     with pytest.raises(RequestError, match="has 3 bytes where Content-Length says 9"):
         read_body(io.BytesIO(b"abc"), 9)
+
+
+def test_malformed_chunks_are_the_clients_fault() -> None:
+    with pytest.raises(RequestError, match="is not chunked as HTTP") as caught:
+        read_body(Misframed(b"abc"), None)
+    assert caught.value.status == 400

@@ -67,6 +67,7 @@ def test_port_in_use() -> None:
         (["--context", "99999999"], "context 99999999 is beyond the"),
         (["--world", "3"], "world 3 does not divide"),
         (["--max-sequences", "0"], "max-sequences (UF_MAX_SEQUENCES) must be at least 1"),
+        (["--max-sequences", "9"], "max_sequences 9 is more than the 8 rows"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], words: str) -> None:
@@ -76,6 +77,16 @@ def test_wrong_arguments(arguments: list[str], words: str) -> None:
 def test_wrong_variables() -> None:
     assert "UF_PORT=x is malformed" in one_sentence(run(UF_PORT="x"))
     assert "UF_BACKEND=abacus is malformed" in one_sentence(run(UF_BACKEND="abacus"))
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-1"])
+def test_seconds_are_finite(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UF_GRACEFUL_SECONDS", value)
+    with pytest.raises(StartError) as caught:
+        ServerConfig.from_env()
+    assert str(caught.value) == (
+        f"graceful-seconds (UF_GRACEFUL_SECONDS) must be finite and at least 0, got {value}"
+    )
 
 
 def test_a_cache_directory_that_cannot_be_written(tmp_path: Path) -> None:

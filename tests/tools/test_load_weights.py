@@ -185,6 +185,17 @@ def test_a_configuration_that_does_not_fit(
     assert "Traceback" not in err
 
 
+def test_a_type_that_no_weight_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copy_bundled(tmp_path)
+    for file in folder.glob("*.safetensors"):  # as long in the header, and of the same size
+        data = file.read_bytes()
+        file.write_bytes(data.replace(b'"dtype":"BF16"', b'"dtype":"F16" ', 1))
+    status, out, err = run(capsys, folder)
+    assert status == 1
+    assert "F16 instead of BF16" in err
+    assert "total" in out, "what can be counted is shown"
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
