@@ -20,7 +20,7 @@ from ultraflash.runtime import ConfigError, Engine, Generation
 from ultraflash.runtime.step_io import Part
 
 MODES = ("ced20", "ced21")
-MORE = 8
+MORE = 7
 # `all` knows no clock: the same drafts are verified each time.
 SETTINGS: dict[str, object] = {
     "width": "all",
@@ -72,7 +72,7 @@ def expected(rig: DraftRig, engine: Engine, request: Generation) -> list[int]:
 
 
 @pytest.mark.parametrize("make", [greedy, seeded], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("length", [1, TAIL - 1, TAIL])
+@pytest.mark.parametrize("length", [1, TAIL])
 def test_up_to_the_tail_answers_are_those_of_the_full_prefill(
     ced: Engine, full: Engine, make: Callable[..., Generation], length: int
 ) -> None:
@@ -102,11 +102,12 @@ def test_chunks_of_a_prompt_change_nothing(ced: Engine, engine_cache: Path) -> N
         assert [alone(other, request) for request in requests] == want, chunks
 
 
-@pytest.mark.parametrize("make", [greedy, seeded], ids=["greedy", "seeded"])
-def test_company_changes_nothing(ced: Engine, make: Callable[..., Generation]) -> None:
+def test_company_changes_nothing(ced: Engine) -> None:
     """Others encode, replay and decode in between, in slots that were used before."""
     lengths = (70, 3, 33, 45)
-    requests = {f"r{n}": make(n, length, 3 + n) for n, length in enumerate(lengths)}
+    requests = {
+        f"r{n}": (seeded if n % 2 else greedy)(n, length, 3 + n) for n, length in enumerate(lengths)
+    }
     want = {key: alone(ced, request) for key, request in requests.items()}
     assert run(ced, **requests) == want
 
