@@ -8,7 +8,8 @@ from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.io import io_buffers
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.ops.accept import Accept
-from ultraflash.graphs.ops.take_last import LastIo, TakeLast
+from ultraflash.graphs.ops.last_io import LastIo
+from ultraflash.graphs.ops.take_last import TakeLast
 from ultraflash.graphs.plan import PlanBuilder, Ref
 from ultraflash.graphs.scope import Scope
 
