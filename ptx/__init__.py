@@ -10,7 +10,7 @@ from pathlib import Path
 from blake3 import blake3
 
 FOLDER = Path(__file__).parent
-_INCLUDE = re.compile(r'^#include <(uf/[\w./]+)>$', re.MULTILINE)
+_INCLUDE = re.compile(r"^#include <(uf/[\w./]+)>$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
