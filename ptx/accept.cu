@@ -12,6 +12,14 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_accept(const Args 
     __shared__ Workspace w;
     __shared__ Distribution p[MAX_ROWS];
     int s = blockIdx.x, first = a.row_start[s], m = a.row_start[s + 1] - first - 1, n = a.logits_1;
+    for (int row = first; row <= first + m; row++) {
+        if (threadIdx.x == 0) a.logprob[row] = 0.0f;
+        for (int i = threadIdx.x; i < a.top_ids_1; i += TOPK_THREADS) {
+            a.top_ids[row * a.top_ids_1 + i] = -1;
+            a.top_logprobs[row * a.top_ids_1 + i] = from_bits(0xFF800000u);
+        }
+    }
+    __syncthreads();
     if (m < 0) {
         if (threadIdx.x == 0) a.accepted[s] = 0, a.token[s] = 0;
         return;
