@@ -1,6 +1,6 @@
 # Bare `make` lists the verbs. Everything runs in .venv, which the first verb makes.
 .DEFAULT_GOAL := help
-.PHONY: help demo serve dev test golden lint type ci bench format clean run-venv
+.PHONY: help demo serve dev test exactness golden lint type ci bench format clean run-venv
 
 MAKEFLAGS += --no-print-directory
 PORT ?= 8000
@@ -10,6 +10,7 @@ help:
 	@echo 'make demo              see it work: starts the server on the tiny bundled model, streams one answer, ends'
 	@echo 'make serve [PORT=8000] the same server, kept running until Ctrl-C'
 	@echo 'make test [ARGS=...]   run the tests (ARGS goes to pytest, e.g. ARGS="-k plan -x")'
+	@echo 'make exactness         the long versions: speculative = plain over 2,000 tokens a width, a million draws'
 	@echo 'make bench [ARGS=...]  measure the server: seconds to ready, memory, tokens/s (ARGS="--csv" appends a row)'
 	@echo 'make golden [ARGS=...] the engine against the model authors'"'"' own data, one line an item'
 	@echo 'make lint              ruff (rules and format) and the import contracts of the rooms'
@@ -33,6 +34,9 @@ serve: run-venv
 
 test: dev
 	@$(BIN)/pytest $(ARGS)
+
+exactness: dev
+	@UF_EXACTNESS=1 $(BIN)/pytest tests/runtime/test_speculation.py tests/graphs/test_speculation_statistics.py $(ARGS)
 
 golden: run-venv
 	@$(BIN)/python -m ultraflash.tools.check_golden tests/golden/tiny-a $(ARGS)

@@ -12,6 +12,7 @@ entries, F expert width of one rank.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ultraflash.graphs.config_keys import CONFIG_KEYS, DEFAULTS
+from ultraflash.graphs.contradictions import contradictions
 from ultraflash.graphs.errors import ConfigError, WorldError
 
 
@@ -97,7 +99,7 @@ class Model:
         Raises:
             ConfigError: naming every contradiction found.
         """
-        problems = list(_contradictions(self))
+        problems = contradictions(self)
         if problems:
             raise ConfigError("model configuration does not work: " + "; ".join(problems))
 
@@ -206,6 +208,7 @@ class Model:
         split = {
             "attention heads": self.heads,
             "output groups": self.o_groups,
+            "output groups x rank / 32": self.o_groups * self.o_rank // 32,
             "index heads": self.index_heads,
             "expert width / 32": self.expert_width // 32,
             "vocabulary": self.vocab,
@@ -221,73 +224,6 @@ class Model:
             )
 
 
-def _contradictions(m: Model) -> list[str]:
-    bad: list[str] = []
-
-    def need(condition: bool, text: str) -> None:
-        if not condition:
-            bad.append(text)
-
-    need(
-        m.heads % m.o_groups == 0,
-        f"heads {m.heads} are not a multiple of output groups {m.o_groups}",
-    )
-    need(
-        m.rope_dim % 2 == 0 and m.rope_dim <= m.head_dim,
-        f"rope dims {m.rope_dim} do not fit head dim {m.head_dim}",
-    )
-    need(m.rope_dim <= m.index_dim, f"rope dims {m.rope_dim} do not fit index dim {m.index_dim}")
-    need(
-        len(m.compress_ratios) >= m.num_layers + m.draft_stages,
-        f"{len(m.compress_ratios)} compress ratios for {m.num_layers} layers "
-        f"and {m.draft_stages} draft stages",
-    )
-    need(
-        set(m.compress_ratios) <= {0, 1, 2},
-        f"compress ratios {sorted(set(m.compress_ratios))} beyond 0, 1, 2",
-    )
-    need(
-        bool(m.kv_sources) and m.candidate_source in m.index_sources,
-        "the candidate source is no index source",
-    )
-    need(set(m.kv_sources) <= set(m.index_sources), "a KV source is no index source")
-    need(
-        (m.candidate_blocks - 1) * m.candidate_block_size + 1 >= m.index_topk,
-        f"{m.candidate_blocks} candidate blocks of {m.candidate_block_size} "
-        f"cannot hold top-k {m.index_topk}",
-    )
-    need(
-        len(m.engram_rows) == len(m.engram_layers), "engram layers and table sizes differ in number"
-    )
-    need(
-        m.score_function == "sqrtsoftplus",
-        f"gate score {m.score_function!r} is unknown (sqrtsoftplus only)",
-    )
-    need(m.active_experts <= m.experts, f"top-{m.active_experts} of {m.experts} experts")
-    need(
-        m.draft_active_experts <= m.draft_experts,
-        f"top-{m.draft_active_experts} of {m.draft_experts} draft experts",
-    )
-    # Powers of four only: else the official product of the two factors is rounded to bf16 (model.md
-    # 4.6).
-    size = m.index_dim * m.index_heads
-    need(
-        size & (size - 1) == 0 and size.bit_length() % 2 == 1,
-        f"index heads x dim {size} is not a power of 4",
-    )
-    for name, value in (
-        ("hidden", m.hidden),
-        ("head dim", m.head_dim),
-        ("index dim", m.index_dim),
-        ("q rank", m.q_rank),
-        ("expert width", m.expert_width),
-        ("engram dim", m.engram_dim),
-        ("output groups x rank", m.o_groups * m.o_rank),
-    ):
-        need(value % 32 == 0, f"{name} {value} is not a multiple of the quantisation group 32")
-    return bad
-
-
 def _dig(tree: Mapping[str, Any] | None, path: str) -> Any:
     node: Any = tree
     for key in path.split(".") if path else ():
@@ -298,7 +234,8 @@ def _dig(tree: Mapping[str, Any] | None, path: str) -> Any:
 
 
 def _typed(name: str, kind: str, value: Any) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    # JSON as Python reads it knows NaN and infinities.
+    number = type(value) is int or (type(value) is float and math.isfinite(value))
     if kind == "int" and number and value == int(value):
         return int(value)
     if kind == "float" and number:
@@ -308,7 +245,7 @@ def _typed(name: str, kind: str, value: Any) -> Any:
     if (
         kind == "tuple[int, ...]"
         and isinstance(value, list | tuple)
-        and all(isinstance(v, int) for v in value)
+        and all(type(v) is int for v in value)
     ):
         return tuple(value)
     raise ConfigError(
@@ -319,8 +256,10 @@ def _typed(name: str, kind: str, value: Any) -> Any:
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):

@@ -43,7 +43,10 @@ def to_bf16(x: F32) -> F32:
 
 
 def round_bf16(x: F64) -> F32:
-    """Round float64 to bf16 once (no detour over float32), nearest even."""
+    """Round float64 to bf16 once (no detour over float32), nearest even.
+
+    Below 2^-126, where no sum of this model ends but 0, more bits than bf16 has may stay.
+    """
     bits = np.ascontiguousarray(x).view(np.uint64)
     rounded = (
         bits + np.uint64((1 << 44) - 1) + ((bits >> np.uint64(45)) & np.uint64(1))

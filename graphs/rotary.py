@@ -52,5 +52,5 @@ def yarn_frequencies(model: Model) -> F32:
     )
     keep = np.float32(1) - np.clip(ramp, 0, 1).astype(np.float32)
     low_part: F32 = base / np.float32(model.yarn_factor) * (np.float32(1) - keep)
-    blended: F32 = low_part + base * keep
-    return blended
+    table: F32 = low_part + base * keep
+    return table

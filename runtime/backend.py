@@ -1,5 +1,4 @@
-"""What the engine asks of a backend: compile plans, run them, read and write their buffers by
-name."""
+"""What the engine asks of a backend: compile plans, run them, read and write named buffers."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ Array = npt.NDArray[Any]
 
 class Runner(Protocol):
     """One compiled plan. Its io and scratch buffers are its own; state and weights belong to the
-    backend."""
+    backend.
+    """
 
     @property
     def plan(self) -> Plan:
@@ -25,7 +25,8 @@ class Runner(Protocol):
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents as the reference operations see them (bf16 as float32). Not to be
-        written to."""
+        written to.
+        """
 
     def write(self, name: str, value: Array) -> None:
         """Replace a buffer's contents on every rank."""

@@ -19,6 +19,7 @@ from ultraflash.runtime.errors import ConfigError
 
 BUNDLED_CHECKPOINT = Path(__file__).parent / "bundled" / "tiny"
 
+WIDTHS = ("adaptive", "fixed", "all")
 _BACKENDS = ("auto", "numpy", "cuda")
 _DUMPS = frozenset({"plan"})
 
@@ -46,6 +47,7 @@ class RuntimeConfig:
     store_bytes: int = 256 << 20  # restore points kept between requests, 0 = none
     segment_tokens: int = 8192  # of global KV in one segment; regular points stand at multiples
     draft_block: int | None = None  # rows of a draft block, 0 = plain decoding; None: as trained
+    width: str = "adaptive"  # how many drafts a step verifies; fixed: the profile's thresholds; all
     max_rows: int = 8  # rows that a decode step verifies at most, over all sequences
     attention_weights: str = "fp32"
     cache_dir: Path = field(default_factory=_default_cache_dir)
@@ -72,6 +74,7 @@ class RuntimeConfig:
         if self.store_bytes < 0:
             raise ConfigError(f"store_bytes must be at least 0 (no store), got {self.store_bytes}")
         _one_of("prefill", self.prefill, MODES)
+        _one_of("width", self.width, WIDTHS)
         chunks = self.prefill_chunks
         if not chunks or chunks[0] < 1 or list(chunks) != sorted(set(chunks)):
             raise ConfigError(
@@ -157,7 +160,7 @@ def _flag(text: str) -> bool:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError("expected a whole number of bytes")
+        raise ValueError("expected a whole number")
     return int(text)
 
 
@@ -188,6 +191,35 @@ SWITCHES = (
     Switch(
         "UF_DUMP", "dump", "plan", "write the text of every plan into the cache directory", _words
     ),
+    Switch(
+        "UF_DRAFT_BLOCK",
+        "draft_block",
+        "0|5|6|7",
+        "rows of a draft block, 0 = plain decoding (default: as trained)",
+        _count,
+    ),
+    Switch(
+        "UF_MAX_ROWS",
+        "max_rows",
+        "rows",
+        "rows that a decode step verifies at most",
+        _count,
+    ),
+    Switch(
+        "UF_WIDTH",
+        "width",
+        "|".join(WIDTHS),
+        "how many drafts a step verifies: learnt, the profile's thresholds, all that fit",
+        str,
+    ),
+    Switch(
+        "UF_PREFILL",
+        "prefill",
+        "|".join(MODES),
+        "what of a prompt the decoder layers see: all of it, or its tail",
+        str,
+    ),
+    Switch("UF_TAIL", "tail", "tokens", "prompt tokens that ced20 and ced21 replay", _count),
     Switch(
         "UF_STORE_BYTES",
         "store_bytes",

@@ -78,7 +78,8 @@ class PrefixKeys:
 
     def at(self, end: int) -> bytes:
         """The key of the first `end` content ids: at most `length`, and asked for before or not
-        below any other that was."""
+        below any other that was.
+        """
         if end not in self._known:
             assert self._hashed <= end <= self.length, f"{end} after {self._hashed}"
             self._hash.update(self._content[self._hashed : end].tobytes())
@@ -87,34 +88,25 @@ class PrefixKeys:
         return self._known[end]
 
 
-def resume_ends(ids: Sequence[int], marks: Marks, every: int) -> list[int]:
+def resume_ends(content: U64, marks: Marks, every: int) -> list[int]:
     """Lengths at which state of this prompt may be found, longest first.
 
     Before every end of turn, before every opening of the model's turn, at the end of the system
     prompt, and at multiples of `every`; at most P - 1, for the last token has to run.
     """
-    array = np.asarray(ids)
-    turns = np.flatnonzero((array == marks.eos) | (array == marks.assistant))
-    ends = {*turns.tolist(), *range(every, len(ids), every), system_end(ids, marks)}
-    return sorted((end for end in ends if 0 < end < len(ids)), reverse=True)
+    turns = np.flatnonzero((content == marks.eos) | (content == marks.assistant))
+    ends = {*turns.tolist(), *range(every, len(content), every), system_end(content, marks)}
+    return sorted(ends - {0}, reverse=True)
 
 
-def answer_start(ids: Sequence[int], marks: Marks) -> int:
+def answer_start(content: U64, marks: Marks) -> int:
     """The length before the last opening of the model's turn; 0 without one.
 
     What follows it is not in the next prompt if thinking is dropped or switched.
     """
-    return _last(ids, marks.assistant)
+    return int(np.flatnonzero(content == marks.assistant)[-1:].sum())
 
 
-def system_end(ids: Sequence[int], marks: Marks) -> int:
+def system_end(content: U64, marks: Marks) -> int:
     """The length before the first user's turn; 0 without one."""
-    try:
-        return ids.index(marks.user)
-    except ValueError:
-        return 0
-
-
-def _last(ids: Sequence[int], mark: int) -> int:
-    found = np.flatnonzero(np.asarray(ids) == mark)
-    return int(found[-1]) if len(found) else 0
+    return int(np.flatnonzero(content == marks.user)[:1].sum())

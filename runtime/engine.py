@@ -18,15 +18,17 @@ from ultraflash.graphs.step import Build
 from ultraflash.runtime.backend import Backend
 from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
 from ultraflash.runtime.content import Marks
-from ultraflash.runtime.errors import ConfigError, RequestError
+from ultraflash.runtime.errors import ConfigError
 from ultraflash.runtime.fingerprint import fingerprint
 from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.plans import Plans, Result
-from ultraflash.runtime.request import Generation, Step
+from ultraflash.runtime.profiles import CPU, DEFAULT_BLOCK, select_profile
+from ultraflash.runtime.request import Generation, Step, check_request
 from ultraflash.runtime.resume import Kind
 from ultraflash.runtime.reuse import Reuse
 from ultraflash.runtime.session import Session
 from ultraflash.runtime.snapshot import Layout
+from ultraflash.runtime.speculate import Widths
 from ultraflash.runtime.store import LocalStore, Store
 from ultraflash.runtime.weights.index import CheckpointIndex, weights_digest
 from ultraflash.runtime.weights.load import load_weights
@@ -58,13 +60,17 @@ class Engine:
             config.attention_weights == "bf16",
         )
         self._plans = Plans(build, backend, config)
+        profile = select_profile(CPU, config.world, build.block or DEFAULT_BLOCK)
+        self._widths = Widths(config.width, profile, config.max_rows, config.max_sequences)
         self._free = list(range(build.capacity.slots))
         self._queue: deque[tuple[str, Generation]] = deque()
         self._prefilling: Session | None = None
         self._ready: deque[Session] = deque()  # prefilled, waiting for a place among the running
         self._running: list[Session] = []
         plans = self._plans.representative()
-        self.fingerprint = fingerprint(config, backend, checkpoint_digest, self.max_seq, plans)
+        self.fingerprint = fingerprint(
+            config, backend, checkpoint_digest, model, self.max_seq, plans
+        )
         state = plans[0].of_life(Life.STATE)
         self._layout = Layout.of(model, state, replay_start(model, config.prefill))
         self._backend, self._marks = backend, marks
@@ -81,11 +87,12 @@ class Engine:
         if config.max_sequences > MAX_ROWS:
             raise ConfigError(
                 f"max_sequences {config.max_sequences} is more than the {MAX_ROWS} rows "
-                f"of the widest step"
+                f"of the widest step: set {MAX_ROWS} at most"
             )
         prepare_cache_dir(config)
         index = CheckpointIndex.open(config.checkpoint)
         model = Model.from_checkpoint(config.checkpoint)
+        _check_context(config.max_seq, model)
         _check_tail(config, model)
         tokenizer = config.checkpoint / "tokenizer.json"
         check_special_ids(tokenizer, model)
@@ -118,10 +125,9 @@ class Engine:
         """Queue a request under a key that no live request has.
 
         Raises:
-            RequestError: when it can never run: empty or too long a prompt, ids beyond the
-                vocabulary, no token wanted.
+            RequestError: when it can never run.
         """
-        self._check(request)
+        check_request(request, self.max_seq, self.model.vocab)
         self._queue.append((key, request))
 
     def cancel(self, key: str) -> None:
@@ -142,26 +148,6 @@ class Engine:
         for session in self._live():
             self._retire(session)
 
-    def _check(self, request: Generation) -> None:
-        limit, vocab = self.max_seq, self.model.vocab
-        if not request.ids:
-            raise RequestError("ids", "the prompt is empty: send at least one token")
-        if len(request.ids) >= limit:
-            raise RequestError(
-                "ids",
-                f"the prompt has {len(request.ids)} tokens, maximum context length is {limit} "
-                f"tokens: shorten it to {limit - 1} at most",
-            )
-        if request.images:
-            raise RequestError("images", "this engine has no vision yet: send text only")
-        bad = next((i for i in request.ids if not 0 <= i < vocab), None)
-        if bad is not None:
-            raise RequestError("ids", f"token id {bad} is outside the vocabulary of {vocab}")
-        if request.max_tokens < 1:
-            raise RequestError(
-                "max_tokens", f"max_tokens must be at least 1, got {request.max_tokens}"
-            )
-
     def _prefill_once(self) -> list[Step]:
         if self._prefilling is None and self._queue and self._free:
             self._begin(*self._queue.popleft())
@@ -175,7 +161,7 @@ class Engine:
             return []
         session.answering, self._prefilling = True, None
         self._ready.append(session)
-        return [self._deliver(session, result, 0.0)]
+        return [self._deliver(session, result, 0.0, 0)]
 
     def _begin(self, key: str, request: Generation) -> None:
         slot = self._free.pop(0)
@@ -207,24 +193,20 @@ class Engine:
             return []
         started = time.perf_counter()
         sessions = list(self._running)
-        parts = [s.verify(n) for s, n in zip(sessions, self._widths(sessions), strict=True)]
+        kept = self._widths.choose(sessions)
+        parts = [s.verify(n) for s, n in zip(sessions, kept, strict=True)]
         results = self._plans.decode(parts)
         decode_ms = (time.perf_counter() - started) * 1e3
+        self._widths.learn(decode_ms, [s.confidence for s in sessions], kept, results)
         for session, result in zip(sessions, results, strict=True):
             session.done += 1 + result.accepted
             session.steps += 1
-        return [self._deliver(s, r, decode_ms) for s, r in zip(sessions, results, strict=True)]
+        return [
+            self._deliver(s, r, decode_ms, 1 + n)
+            for s, r, n in zip(sessions, results, kept, strict=True)
+        ]
 
-    def _widths(self, sessions: list[Session]) -> list[int]:
-        """Drafts that each session verifies in the next step."""
-        left = self._config.max_rows - len(sessions)
-        widths = []
-        for session in sessions:
-            widths.append(min(left, session.room))
-            left -= widths[-1]
-        return widths
-
-    def _deliver(self, session: Session, result: Result, decode_ms: float) -> Step:
+    def _deliver(self, session: Session, result: Result, decode_ms: float, rows: int) -> Step:
         tokens, finish = session.emit([*session.drafts[: result.accepted], result.token])
         session.drafts, session.confidence = result.drafts, result.confidence
         self._reuse.passed(session, Kind.FULL)
@@ -239,6 +221,7 @@ class Engine:
             session.cached,
             session.prefill_ms,
             decode_ms,
+            rows,
         )
 
     def _live(self) -> list[Session]:
@@ -255,6 +238,7 @@ class Engine:
             self._ready.remove(session)
         elif session in self._running:
             self._running.remove(session)
+        self._reuse.forget(session)
         self._free.append(session.slot)
 
     def _warm_up(self) -> None:
@@ -270,4 +254,13 @@ def _check_tail(config: RuntimeConfig, model: Model) -> None:
         raise ConfigError(
             f"tail {config.tail} is shorter than the window of {model.window}: "
             f"replay at least {model.window} tokens"
+        )
+
+
+def _check_context(max_seq: int | None, model: Model) -> None:
+    # A prompt of one token and its answer are two; positions past the model's last are untrained.
+    if max_seq is not None and not 2 <= max_seq <= model.max_position:
+        raise ConfigError(
+            f"max_seq must be at least 2 and at most the {model.max_position} positions "
+            f"of this model, got {max_seq}"
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 import msgspec
 import numpy as np
 from blake3 import blake3
 
+from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Plan
 from ultraflash.runtime import content, snapshot
 from ultraflash.runtime.backend import Backend
@@ -18,6 +22,7 @@ def fingerprint(
     config: RuntimeConfig,
     backend: Backend,
     checkpoint_digest: str,
+    model: Model,
     max_seq: int,
     plans: Sequence[Plan],
 ) -> str:
@@ -26,6 +31,8 @@ def fingerprint(
     tokenizer = config.checkpoint / "tokenizer.json"
     facts = {
         "weights": checkpoint_digest,
+        # Not all of it shows in a plan: rotary tables and hash constants are computed from it.
+        "model": asdict(model),
         "tokenizer": blake3(tokenizer.read_bytes()).hexdigest(),
         "max_seq": max_seq,
         "world": backend.world,
@@ -36,6 +43,21 @@ def fingerprint(
         "tail": None if config.prefill == "full" else config.tail,
         "attention_weights": config.attention_weights,
         "backend": config.resolved_backend,
-        "numpy": np.__version__,
+        "arithmetic": _arithmetic(),
     }
     return blake3(msgspec.json.encode(facts, order="sorted")).hexdigest(length=16)
+
+
+def _arithmetic() -> dict[str, Any]:
+    """What decides the order of sums here: NumPy, its BLAS, and the instructions that these find.
+
+    OpenBLAS chooses its kernels by processor, so the same wheel on two machines may differ.
+    """
+    built: dict[str, Any] = np.show_config(mode="dicts")  # type: ignore[assignment]
+    blas = built.get("Build Dependencies", {}).get("blas", {})
+    return {
+        "machine": platform.machine(),
+        "numpy": np.__version__,
+        "blas": [blas.get("name"), blas.get("version")],
+        "simd": built.get("SIMD Extensions"),
+    }

@@ -42,11 +42,13 @@ class _Call:
 
 class NumpyBackend:
     """Implements `Backend` on the CPU. State is [slots, ...] for every rank; all ranks hold all
-    global KV."""
+    global KV.
+    """
 
     def __init__(self, weights: Weights, world: int = 1, check: bool = False) -> None:
         """Keep the weights; with `check` every node's results are examined (shape, type, NaN, bf16
-        bits)."""
+        bits).
+        """
         self.weights, self.world, self.check = weights, world, check
         self._state: list[dict[str, Array]] = [{} for _ in range(world)]
 

@@ -1,5 +1,4 @@
-"""The compiled plans of one engine, made when first needed: widths of decoding, chunks of
-prefill."""
+"""The compiled plans of one engine, made when first needed: decode widths, prefill chunks."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from ultraflash.runtime.step_io import Part, write_constants, write_step
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a step gave one sequence: drafts that stay, the token behind them, the next
-    proposals."""
+    """What a step gave one sequence: drafts that stay, the token behind them, the next ones."""
 
     accepted: int
     token: int

@@ -20,12 +20,15 @@ from ultraflash.graphs.capacity import MAX_ROWS, Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.numerics import F32, q8_decode, qmx4_decode, qnv4_decode
+from ultraflash.graphs.plan import Life
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.backend import Array, Runner
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.probe_parts import ProbeParts
+from ultraflash.runtime.resume import Kind
+from ultraflash.runtime.snapshot import Layout
 from ultraflash.runtime.step_io import Part, write_constants, write_step
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.load import load_weights
@@ -133,6 +136,28 @@ class Probe(ProbeParts):
                 f"rings reach back to {furthest}"
             )
         state.length = length
+
+    def snapshot(self, state: ProbeState) -> tuple[int, bytes, bytes]:
+        """A sequence as it would leave the machine: its length, restore point and global KV."""
+        self._alive(state)
+        layout, slot, length = self._layout(), state.slot, state.length
+        return (
+            length,
+            layout.export_point(self.backend, slot, length, Kind.FULL),
+            layout.export_segment(self.backend, slot, 0, length),
+        )
+
+    def restore(self, snapshot: tuple[int, bytes, bytes]) -> ProbeState:
+        """A fresh sequence that goes on from a snapshot.
+
+        Raises:
+            SnapshotError: when it was taken of another model.
+        """
+        length, point, segment = snapshot
+        layout, state = self._layout(), self._fresh()
+        layout.restore(self.backend, state.slot, length, point, [segment])
+        state.length = state.reach = length
+        return state
 
     def trace(self, ids: Sequence[int]) -> dict[str, Array]:
         """Choices of a free prefill: `L{L}.expert_ids` [P, k], `L{L}.sel` [P, K], `pool` [P, n]."""
@@ -302,6 +327,9 @@ class Probe(ProbeParts):
         if len(self._runners) > _RUNNERS:
             self._runners.popitem(last=False)
         return runner
+
+    def _layout(self) -> Layout:
+        return Layout.of(self.model, self._runner(1).plan.of_life(Life.STATE))
 
     def _start(self, state: ProbeState, ids: Sequence[int]) -> Runner:
         self._alive(state)

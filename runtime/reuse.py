@@ -14,6 +14,7 @@ from itertools import pairwise
 from ultraflash.runtime.backend import Backend
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.content import (
+    U64,
     Marks,
     PrefixKeys,
     answer_start,
@@ -71,12 +72,12 @@ class Reuse:
             return fresh
         content = content_ids(request.ids, request.images)
         keys = PrefixKeys(self._fingerprint, request.salt, content)
-        ends = resume_ends(request.ids, self._marks, self._every)
+        ends = resume_ends(content, self._marks, self._every)
         for end in reversed(ends):  # ascending: every id is hashed once
             keys.at(end)
         trail = _Trail(self._store, keys, fresh, lineage={keys.at(end) for end in ends})
         self._restore(session, trail, ends)
-        trail.due = self._due(session, trail.newest)
+        trail.due = self._due(content, trail.newest)
         self._trails[session.key] = trail
         return trail.run
 
@@ -109,6 +110,9 @@ class Reuse:
         trail = self._trails.get(session.key)
         if trail and session.answering and session.known > trail.newest:
             self._take(session, trail, session.known, Role.TURN)
+
+    def forget(self, session: Session) -> None:
+        """The session is gone and leaves nothing more."""
         self._trails.pop(session.key, None)
 
     def _restore(self, session: Session, trail: _Trail, ends: list[int]) -> None:
@@ -127,14 +131,13 @@ class Reuse:
             trail.run, trail.chain, trail.newest = run, list(hit.ids), end
             return
 
-    def _due(self, session: Session, newest: int) -> dict[int, Role]:
-        ids, every, prompt = session.request.ids, self._every, session.prompt_tokens
-        roles: dict[int, Role] = {}
-        wanted = [(answer_start(ids, self._marks), Role.TURN)]
-        system = system_end(ids, self._marks)
+    def _due(self, content: U64, newest: int) -> dict[int, Role]:
+        every, roles = self._every, dict[int, Role]()
+        wanted = [(answer_start(content, self._marks), Role.TURN)]
+        system = system_end(content, self._marks)
         if system >= self._layout.window:  # a shorter one is sooner run than restored
             wanted.append((system, Role.SYSTEM))
-        beyond = (prompt // every + 1) * every  # the first one that the answer may reach
+        beyond = (len(content) // every + 1) * every  # the first one that the answer may reach
         wanted += [(end, Role.REGULAR) for end in range(every, beyond + 1, every)]
         for end, role in sorted(wanted, key=lambda w: w[0]):
             if end > newest:

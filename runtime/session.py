@@ -69,6 +69,12 @@ class Session:
         return min(self.done, len(self.ids))
 
     @property
+    def repeatable(self) -> bool:
+        """Seeded and random: the same seed must give the same widths, whatever runs beside it."""
+        how = self.request.sampling
+        return how.seed is not None and how.temperature > 0
+
+    @property
     def room(self) -> int:
         """Drafts that could still become tokens before max_tokens or the context end the answer."""
         left = min(self.request.max_tokens - self.generated, self.max_seq - len(self.ids))
@@ -84,15 +90,16 @@ class Session:
 
     def verify(self, drafts: int) -> Part:
         """The token sampled last and `drafts` proposals as rows of a decode step."""
-        return self._part(self.done, [*self.ids[self.done :], *self.drafts[:drafts]], self._short)
+        ids = [*self.ids[self.done :], *self.drafts[:drafts]]
+        # The prefill, which drew the drafts, was step 0: no number may be drawn twice.
+        return self._part(self.done, ids, self._short, self.steps + 1)
 
     def emit(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], str | None]:
         """Take what a step gave; the tokens that count, and the reason to stop if there is one.
 
         A stop id is not kept, nor anything behind it.
         """
-        stops = self.request.stop_ids
-        stops = frozenset({self.eos}) if stops is None else stops
+        stops = self.request.stop_ids | {self.eos}
         kept: list[int] = []
         for token in tokens:
             if token in stops:
@@ -135,11 +142,11 @@ class Session:
     def _prompt_part(self, start: int, end: int) -> Part:
         ids = self.ids[start:end]
         # A token is drawn behind the last row only, so a ban has to reach that far.
-        return self._part(start, ids, len(ids) if self._short else 0)
+        return self._part(start, ids, len(ids) if self._short else 0, step=0)
 
-    def _part(self, start: int, ids: Sequence[int], num_banned: int) -> Part:
+    def _part(self, start: int, ids: Sequence[int], num_banned: int, step: int) -> Part:
         how = self.request.sampling
-        draw = Draw(how.temperature, how.top_p, how.top_k, self.seed, self.steps)
+        draw = Draw(how.temperature, how.top_p, how.top_k, self.seed, step)
         if self.request.ignore_eos:
             num_banned = len(ids)
         return Part(self.slot, start, ids, draw, self.eos, num_banned)

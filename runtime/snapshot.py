@@ -129,7 +129,8 @@ class Layout:
 
     def export_point(self, backend: Backend, slot: int, length: int, kind: Kind) -> bytes:
         """Everything else that a conversation of `length` tokens needs; at most `reach` rows may
-        have been processed behind them."""
+        have been processed behind them.
+        """
         parts = [
             backend.read_state(ref.name, slot, *span).tobytes()
             for ref, rows in self._point_rows(length, kind)

@@ -29,7 +29,8 @@ class Role(Flag):
 @dataclass(frozen=True, slots=True)
 class SegmentId:
     """A stretch of global KV: positions [start, end) of any conversation whose first `end` content
-    ids have this key."""
+    ids have this key.
+    """
 
     key: bytes
     start: int

@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = _configure(options)
         _check(config)
         listener = bind(config.host, config.port)
+        config = config.with_run_dir()
     except (StartError, EngineError, GraphError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -69,13 +69,14 @@ class ChatService:
             raise Unready("the engine process has just ended; try again in a moment")
         prompt = self.protocol.prepare(body, opened.max_seq)
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
+        answer = self.protocol.answer(prompt, request_id, body)
         ticket = self.inbox.admit(len(prompt.ids))
         try:
             stream = self.link.submit(_submission(request_id, prompt, body))
         except BaseException:
             ticket.close()
             raise
-        call = ChatCall(self, body, prompt, ticket, stream, opened.fingerprint)
+        call = ChatCall(self, body, prompt, answer, ticket, stream, opened.fingerprint)
         try:
             call.start(client)
         except BaseException:
@@ -92,6 +93,7 @@ class ChatCall:
         service: ChatService,
         body: ChatBody,
         prompt: Prompt,
+        answer: Answer,
         ticket: Ticket,
         stream: EngineStream,
         fingerprint: str,
@@ -100,10 +102,9 @@ class ChatCall:
         self.id = stream.key
         self.streamed = body.stream
         self._service, self._body, self._prompt = service, body, prompt
-        self._ticket, self._stream = ticket, stream
+        self._answer, self._ticket, self._stream = answer, ticket, stream
         self._created = int(time.time())
         self._fingerprint = f"fp_{fingerprint[:12]}"
-        self._answer: Answer = service.protocol.answer(prompt, self.id, body, self._created)
         self._record = RequestRecord(self.id, len(prompt.ids))
         self._client: int | None = None
         self._first: StepOf | None = None
@@ -165,6 +166,7 @@ class ChatCall:
         except (EngineLost, RequestError) as error:
             yield error_event(problem(error))
         except Exception:  # noqa: BLE001 - an exception here would cut the stream without a word
+            self._record.finish = "error"
             _log.exception("%s failed while streaming", self.id)
             yield error_event(internal_problem(self.id))
 
@@ -183,9 +185,9 @@ class ChatCall:
             yield KEEP_ALIVE
         while not self._ended:
             data = b""
-            while step is not None and not self._ended:  # all that is there goes out in one write
-                data += writer.pieces(self._advance(step), self._usage)
-                step = None if self._ended else self._get(0.0)
+            # All that is there goes out in one write.
+            for each in [] if step is None else [step, *self._stream.get_more()]:
+                data += writer.pieces(self._advance(each), self._usage)
             if data:
                 yield data
                 spoke = time.monotonic()
@@ -197,7 +199,9 @@ class ChatCall:
         yield writer.end(self._usage)
 
     def _advance(self, step: StepOf) -> list[Piece]:
-        """Take one step of the engine into the answer."""
+        """Take one step of the engine into the answer; a step behind its end gives nothing."""
+        if self._ended:
+            return []
         self._ticket.begun()
         self._record.step(step)
         pieces = self._answer.push(step.tokens)
@@ -215,9 +219,13 @@ class ChatCall:
     def _get(self, timeout_s: float) -> StepOf | None:
         try:
             return self._stream.get(timeout_s)
-        except ClientGone:
-            self._record.finish = "cancelled"
+        except EngineLost:
+            self._record.finish = "error"
             raise
+        except RequestError as error:  # the engine speaks of ids, the client sent messages
+            self._record.finish = "error"
+            field = "messages" if error.field == "ids" else error.field
+            raise RequestError(field, error.message) from error
 
 
 def _submission(request_id: str, prompt: Prompt, body: ChatBody) -> Submit:

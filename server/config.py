@@ -18,6 +18,7 @@ from typing import Any
 from ultraflash.server.errors import StartError
 
 SPARE_THREADS = 32  # for short requests beside the streams
+_MAX_SOCKET_PATH_BYTES = 107
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,24 @@ class ServerConfig:
         return self.run_dir
 
     def with_run_dir(self) -> ServerConfig:
-        """This configuration with a private directory for socket and status, new if it has none."""
+        """This configuration with a private directory for socket and status, new if it has none.
+
+        Raises:
+            StartError: when no directory can be made or its path is too long for a socket.
+        """
         if self.run_dir is not None:
             return self
-        # Short on purpose: the path of a Unix socket may have 107 bytes.
-        return replace(self, run_dir=Path(tempfile.mkdtemp(prefix="ultraflash-")))
+        try:
+            made = replace(self, run_dir=Path(tempfile.mkdtemp(prefix="ultraflash-")))
+        except OSError as error:
+            raise StartError(f"no temporary directory ({error}): set TMPDIR to one") from error
+        if len(os.fsencode(made.socket_path)) > _MAX_SOCKET_PATH_BYTES:
+            made._run_dir.rmdir()
+            raise StartError(
+                f"{made.socket_path} is too long for a Unix socket, which takes "
+                f"{_MAX_SOCKET_PATH_BYTES} bytes: set TMPDIR to a shorter directory"
+            )
+        return made
 
     def variables(self) -> dict[str, str]:
         """The variables from which `from_env` rebuilds this object."""
@@ -116,8 +130,12 @@ class ServerConfig:
         os.environ.update(self.variables())
 
     def environment(self) -> dict[str, str]:
-        """The environment for a process that shall read this configuration."""
-        return {**os.environ, **self.variables()}
+        """The environment for a process that shall read this configuration.
+
+        BLAS gets one thread unless the user chose: its threads spin against each other and
+        against the HTTP process, and cost several times the work.
+        """
+        return {"OPENBLAS_NUM_THREADS": "1", **os.environ, **self.variables()}
 
 
 @dataclass(frozen=True)

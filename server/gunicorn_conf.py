@@ -19,12 +19,15 @@ import sys
 from typing import Any
 
 from ultraflash.server.config import ServerConfig
-from ultraflash.server.errors import EngineLost
+from ultraflash.server.errors import EngineLost, StartError
 from ultraflash.server.log import configure_logging
 from ultraflash.server.processes import Child, die_with_parent
 from ultraflash.server.status import read_status
 
-_config = ServerConfig.from_env().with_run_dir()
+try:
+    _config = ServerConfig.from_env().with_run_dir()
+except StartError as error:
+    raise SystemExit(f"error: {error}") from error
 _config.export()
 
 bind = _config.address
@@ -44,13 +47,14 @@ accesslog = None
 loglevel = "warning"
 
 _STOP_S = 5.0
+_QUIT_S = 3.0
 _LAST_WORDS_S = 5.0
 _REFUSED, _SOFTWARE = 78, 70  # EX_CONFIG, EX_SOFTWARE
 _supervisor: Child | None = None
 _stopping = False
 _log = logging.getLogger("ultraflash.server.gunicorn_conf")
 
-supervisor_argv = (sys.executable, "-m", "ultraflash.server.supervisor")
+supervisor_argv: tuple[str, ...] = (sys.executable, "-m", "ultraflash.server.supervisor")
 
 
 def on_starting(arbiter: Any) -> None:
@@ -84,7 +88,8 @@ def when_ready(arbiter: Any) -> None:
     signal.signal(signal.SIGCHLD, child_ended)
     signal.signal(signal.SIGALRM, hand_on)
     signal.signal(signal.SIGTERM, drain)
-    _log.info("listening on %s", ", ".join(str(listener) for listener in arbiter.LISTENERS))
+    if _config.listen_fd is None:  # else the command line has said it
+        _log.info("listening on %s", ", ".join(map(str, arbiter.LISTENERS)))
 
 
 def post_fork(arbiter: Any, worker: Any) -> None:
@@ -95,24 +100,31 @@ def post_fork(arbiter: Any, worker: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
-    """In the worker process, the application loaded: say 503 once gunicorn stops this worker."""
-    from ultraflash.server.wsgi import server
+    """In the worker process, the application loaded: take part in its two ways to stop."""
+    from gunicorn.workers.base import Worker
 
-    gate, stop = server().service.gate, worker.handle_exit
+    from ultraflash.server.wsgi import current_server
 
-    def drain_and_stop(signum: int, frame: Any) -> None:
-        gate.drain(max(0.0, _config.graceful_s - _LAST_WORDS_S))
-        stop(signum, frame)
+    server = current_server()
+    assert server is not None
+    service = server.service
 
-    signal.signal(signal.SIGTERM, drain_and_stop)
+    def drain(signum: int, frame: Any) -> None:
+        service.gate.drain(max(0.0, _config.graceful_s - _LAST_WORDS_S))
+        worker.handle_exit(signum, frame)
+
+    def stop(signum: int, frame: Any) -> None:
+        # The kernel ends what is left then, such as a thread that writes to a slow reader.
+        signal.setitimer(signal.ITIMER_REAL, _QUIT_S)
+        service.link.fail_all(EngineLost("the server stops; send the request again"))
+        # NOTE: not the handler of the gthread worker. It shuts its thread pool down, and waits for
+        # ever for the pool's lock when the signal came while a request was being handed over.
+        Worker.handle_quit(worker, signum, frame)
+
+    signal.signal(signal.SIGTERM, drain)
     signal.siginterrupt(signal.SIGTERM, False)
-
-
-def worker_int(worker: Any) -> None:
-    """In the worker process, told to stop at once: end its streams with an error event."""
-    from ultraflash.server.wsgi import server
-
-    server().service.link.fail_all(EngineLost("the server stops; send the request again"))
+    signal.signal(signal.SIGQUIT, stop)
+    signal.signal(signal.SIGINT, stop)
 
 
 def on_exit(arbiter: Any) -> None:

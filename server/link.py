@@ -47,6 +47,7 @@ class EngineStream:
         self.key = key
         self._link = link
         self._items: queue.SimpleQueue[StepOf | ServerError] = queue.SimpleQueue()
+        self._error: ServerError | None = None
 
     def get(self, timeout_s: float) -> StepOf | None:
         """The next step of this request; None when none came within `timeout_s`.
@@ -57,12 +58,23 @@ class EngineStream:
             ClientGone: `hang_up` was called.
         """
         try:
-            item = self._items.get(timeout=timeout_s)
+            item = self._error or self._items.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(item, ServerError):
             raise item
         return item
+
+    def get_more(self) -> list[StepOf]:
+        """The steps that are there already; an error behind them is left to the next `get`."""
+        steps: list[StepOf] = []
+        while self._error is None and not self._items.empty():
+            item = self._items.get()
+            if isinstance(item, ServerError):
+                self._error = item
+            else:
+                steps.append(item)
+        return steps
 
     def put(self, item: StepOf | ServerError) -> None:
         """Give the reader a step, or end it with an error."""
@@ -83,13 +95,14 @@ class LinkState:
     """How far the engine process at the other end is.
 
     `opened` is None until it takes requests; `progress` then says what it is doing, if a process is
-    there.
+    there. `lost_pid` is the engine process whose connection ended last.
     """
 
     opened: Opened | None
     progress: Opening | None
     pending: int
     quiet_s: float  # since the last sign of life while requests are pending
+    lost_pid: int | None = None
 
 
 class Link:
@@ -98,11 +111,12 @@ class Link:
     def __init__(self, path: Path) -> None:
         """Nothing happens before `start`."""
         self._path = path
-        self._lock = threading.Lock()  # guards the next four
+        self._lock = threading.Lock()  # guards the next five
         self._socket: socket.socket | None = None
         self._streams: dict[str, EngineStream] = {}
         self._opened: Opened | None = None
         self._progress: Opening | None = None
+        self._lost_pid: int | None = None
         self._send_lock = threading.Lock()
         self._last_sign = time.monotonic()
         self._closing = threading.Event()
@@ -127,7 +141,7 @@ class Link:
         with self._lock:
             pending = len(self._streams)
             quiet_s = time.monotonic() - self._last_sign if pending else 0.0
-            return LinkState(self._opened, self._progress, pending, quiet_s)
+            return LinkState(self._opened, self._progress, pending, quiet_s, self._lost_pid)
 
     def wait_opened(self, timeout_s: float) -> bool:
         """Whether the engine takes requests before `timeout_s` is over."""
@@ -186,8 +200,9 @@ class Link:
                 self._closing.wait(_RETRY_S)
                 continue
             with sock:
+                pid = _peer_pid(sock)
                 self._read(sock)
-                self._disconnect()
+                self._disconnect(pid)
 
     def _connect(self) -> socket.socket | None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -246,14 +261,20 @@ class Link:
         with self._lock:
             return self._streams.pop(key, None) if ended else self._streams.get(key)
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, pid: int) -> None:
         # In this order: a request submitted after the lock is released finds no engine and is
         # refused.
         with self._lock:
             self._socket, self._opened, self._progress = None, None, None
+            self._lost_pid = pid
             streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
             stream.put(EngineLost("the engine process ended during this request; send it again"))
+
+
+def _peer_pid(sock: socket.socket) -> int:
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
 
 
 def _shut(sock: socket.socket) -> None:

@@ -62,6 +62,7 @@ class StepOf(msgspec.Struct, array_like=True, frozen=True):
     cached_tokens: int
     prefill_ms: float
     decode_ms: float
+    rows: int = 0
 
 
 class Steps(msgspec.Struct, tag="steps", array_like=True, frozen=True):

@@ -108,14 +108,14 @@ class ChatProtocol:
             )
         return Prompt(self, request, ids, context)
 
-    def answer(self, prompt: Prompt, answer_id: str, body: ChatBody, created: int) -> Answer:
+    def answer(self, prompt: Prompt, answer_id: str, body: ChatBody) -> Answer:
         """A parser for the ids that answer `prompt`."""
         generator = recipe.ChatCompletionRequest.chunk_generator(
             prompt.request, answer_id, body.requested_model
         )
         options = prompt.request.parsing_options
         processor = recipe.StreamProcessor(generator, options, self._tokenizer)
-        whole = recipe.ChatCompletionResponse(answer_id, body.requested_model, created, 0, 0)
+        whole = recipe.ChatCompletionResponse(answer_id, body.requested_model, 0, 0, 0)
         stage = options.thinking_initial_stage
         ends = {self._think_end, self._tools} if options.parse_tool_calls else {self._think_end}
         reasoning = stage is not None and stage.starts_in_reasoning()
@@ -166,8 +166,8 @@ class Answer:
         """Nothing said yet."""
         self._processor, self._whole, self._tail = processor, whole, tail
         self._reasoning_ends, self._in_reasoning = reasoning_ends, in_reasoning
-        # Ids behind a stop string are no output; only one push an id tells where it ended.
         self._one_by_one = one_by_one
+        self._held: list[int] = []
         self._said_role = False
         self._called = False
         self._cut = ""
@@ -180,26 +180,34 @@ class Answer:
 
     def push(self, ids: Sequence[int]) -> list[Piece]:
         """The answer goes on with `ids`; what lies behind a stop string is dropped."""
-        pieces: list[Piece] = []
-        for part in [[i] for i in ids] if self._one_by_one else [ids]:
-            if not part or self.stopped:
+        pieces = self._role() if ids else []
+        whole = 0  # how many of the held ids end with a whole character
+        for token in ids:
+            if self.stopped:
                 break
-            self._count(part)
-            pieces += self._pieces(self._processor.push(recipe.InferenceChunk.tokens(part)))
-        return self._with_role(pieces)
+            self._count(token)
+            self._held.append(token)
+            if self._tail.push(token):
+                whole = len(self._held)
+            # Ids behind a stop string are no output; only one push an id tells where it ended.
+            if whole and self._one_by_one:
+                pieces += self._parse(whole)
+                whole = 0
+        return _joined_role(pieces + self._parse(whole))
 
     def finish(self, reason: str) -> list[Piece]:
         """The engine ended the answer: stop or length."""
         if self.stopped:
             return []
-        pieces = self._pieces(self._processor.push(recipe.InferenceChunk.finish(_FINISH[reason])))
+        pieces = self._role()
+        pieces += self._pieces(self._processor.push(recipe.InferenceChunk.finish(_FINISH[reason])))
         if not self._called:  # arguments that were cut stay as they are
-            self._cut = self._tail.finish()
+            self._cut = self._tail.rest()
         if self._cut:
             field = "reasoning_content" if self._in_reasoning else "content"
             delta = msgspec.Raw(msgspec.json.encode({field: self._cut}))
             pieces.insert(len(pieces) - 1, Piece(delta, None))
-        return self._with_role(pieces)
+        return _joined_role(pieces)
 
     def message(self) -> dict[str, Any]:
         """`choices[0]` of the whole answer."""
@@ -223,14 +231,18 @@ class Answer:
             "prompt_cache_miss_tokens": prompt_tokens - cached_tokens,
         }
 
-    def _count(self, ids: Sequence[int]) -> None:
-        self._tail.push(ids)
-        self.completion_tokens += len(ids)
-        if not self._in_reasoning:
-            return
-        before = next((n for n, i in enumerate(ids) if i in self._reasoning_ends), None)
-        self._in_reasoning = before is None
-        self.reasoning_tokens += len(ids) if before is None else before
+    def _count(self, token: int) -> None:
+        self.completion_tokens += 1
+        if self._in_reasoning:
+            self._in_reasoning = token not in self._reasoning_ends
+            self.reasoning_tokens += self._in_reasoning
+
+    def _parse(self, count: int) -> list[Piece]:
+        """Give the parser the first `count` of the held ids."""
+        if not count:
+            return []
+        ids, self._held = self._held[:count], self._held[count:]
+        return self._pieces(self._processor.push(recipe.InferenceChunk.tokens(ids)))
 
     def _pieces(self, chunks: list[Any]) -> list[Piece]:
         pieces = [msgspec.json.decode(c.to_json(), type=_Chunk).choices[0] for c in chunks]
@@ -239,16 +251,22 @@ class Answer:
             self._whole.accumulate(chunk)  # consumes it
         return pieces
 
-    def _with_role(self, pieces: list[Piece]) -> list[Piece]:
-        """Let the piece that carries only the role travel with the first text, in one chunk."""
-        if self._said_role or not pieces:
-            return pieces
+    def _role(self) -> list[Piece]:
+        """The piece that opens an answer, once."""
+        if self._said_role:
+            return []
         self._said_role = True
-        if len(pieces) > 1 and pieces[1].finish_reason is None:
-            role, first = (msgspec.json.decode(p.delta) for p in pieces[:2])
-            delta = msgspec.Raw(msgspec.json.encode(role | first))
-            return [Piece(delta, None), *pieces[2:]]
+        return self._pieces(self._processor.push(recipe.InferenceChunk.ready()))
+
+
+def _joined_role(pieces: list[Piece]) -> list[Piece]:
+    """Let the piece that carries only the role travel with the first text, in one chunk."""
+    if len(pieces) < 2 or pieces[1].finish_reason is not None:
         return pieces
+    first, second = (msgspec.json.decode(piece.delta) for piece in pieces[:2])
+    if "role" not in first:
+        return pieces
+    return [Piece(msgspec.Raw(msgspec.json.encode(first | second)), None), *pieces[2:]]
 
 
 def _single_id(tokenizer: recipe.Tokenizer, text: str) -> int:

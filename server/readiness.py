@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,12 @@ class Gate:
         """Reads the two files when asked; writes neither."""
         self._link, self._status_path, self._draining_path = link, status_path, draining_path
         self._draining = False
+        self._drains: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._end_streams, name="drain", daemon=True)
+
+    def start(self) -> None:
+        """Be ready to drain."""
+        self._thread.start()
 
     def check(self) -> Readiness:
         """How it stands now."""
@@ -58,12 +66,17 @@ class Gate:
             raise Unready(f"the server is not ready: {now.reason}")
 
     def drain(self, stop_streams_after_s: float) -> None:
-        """Take no more requests; streams that still run after that time get an error event."""
+        """Take no more requests; streams that still run after that time get an error event.
+
+        Called by a signal handler, which must neither start a thread nor wait for a lock.
+        """
         self._draining = True
-        error = EngineLost("the server stops and this answer did not end in time; send it again")
-        timer = threading.Timer(stop_streams_after_s, self._link.fail_all, (error,))
-        timer.daemon = True
-        timer.start()
+        self._drains.put(stop_streams_after_s)
+
+    def _end_streams(self) -> None:
+        time.sleep(self._drains.get())
+        text = "the server stops and this answer did not end in time; send it again"
+        self._link.fail_all(EngineLost(text))
 
     def _not_open(self) -> Readiness:
         status = read_status(self._status_path)
@@ -73,6 +86,9 @@ class Gate:
         if child is not None and child.state == "waiting":
             text = f"the engine process ended and is started again soon: {last_end(child)}"
             return Readiness("restarting", text)
+        if child is not None and child.pid is not None and child.pid == self._link.state.lost_pid:
+            # The supervisor has not noticed yet.
+            return Readiness("restarting", f"the engine process {child.pid} has just ended")
         return Readiness("starting", self._progress(child))
 
     def _progress(self, child: ChildStatus | None) -> str:

@@ -23,9 +23,9 @@ class RequestRecord:
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
         self.completion_tokens = 0
-        self.finish = "error"
+        self.finish = "cancelled"  # unless something else ends it
         self._prefill_ms = self._decode_ms = 0.0
-        self._iterations = self._decoded = 0
+        self._iterations = self._decoded = self._rows = 0
         self._first = self._last = 0.0
         self._first_tokens = 0
         self._written = False
@@ -37,7 +37,9 @@ class RequestRecord:
         if step.decode_ms > 0:
             self._decode_ms += step.decode_ms
             self._iterations += 1
-            self._decoded += len(step.tokens)
+            self._rows += step.rows
+            # The token that ended the answer was decoded too, though it is no output.
+            self._decoded += len(step.tokens) + (step.finish == "stop")
         if step.tokens:
             self._last = time.monotonic()
             if not self._first:
@@ -58,6 +60,7 @@ class RequestRecord:
             "prefill_ms": f"{self._prefill_ms:.1f}",
             "average_iteration_ms": f"{_ratio(self._decode_ms, self._iterations):.2f}",
             "average_accept_length": f"{_ratio(self._decoded, self._iterations):.2f}",
+            "average_rows": f"{_ratio(self._rows, self._iterations):.2f}",
             "tokens_per_s": f"{_ratio(max(0, later), seconds):.1f}",
             "kv_source": "device" if self.cached_tokens else "none",
             "finish": self.finish,

@@ -1,13 +1,13 @@
 """The bytes that each token id stands for, read from `tokenizer.json`.
 
-The model authors' parser drops a character whose bytes are incomplete when the answer ends; with
-this table we can tell, and put a replacement character there.
+The model authors' parser holds back what it is given from the first incomplete character on,
+and drops it when the answer ends there. With this table we hold back ourselves, by whole
+characters, and say at the end what is left, with replacement characters.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -47,26 +47,32 @@ class Vocabulary:
         table |= {token.id: token.content.encode() for token in file.added_tokens}
         return cls(table)
 
-    def of(self, ids: Sequence[int]) -> bytes:
-        """The bytes of `ids`, one after the other."""
-        return b"".join([self._table.get(i, b"") for i in ids])
+    def of(self, token: int) -> bytes:
+        """The bytes of one id."""
+        return self._table.get(token, b"")
 
 
 class Tail:
-    """Follows an answer and knows whether it ends within a character."""
+    """Follows an answer and keeps what stands behind its last whole character."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Nothing said yet."""
         self._vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""
 
-    def push(self, ids: Sequence[int]) -> None:
-        """The answer goes on with `ids`."""
-        self._decoder.decode(self._vocabulary.of(ids))
+    def push(self, token: int) -> bool:
+        """The answer goes on; whether it now ends with a whole character."""
+        self._text += self._decoder.decode(self._vocabulary.of(token))
+        pending, _ = self._decoder.getstate()
+        if pending or self._text.endswith("\ufffd"):
+            return False
+        self._text = ""
+        return True
 
-    def finish(self) -> str:
-        """What stands for the bytes left over: nothing, or a replacement character."""
-        return self._decoder.decode(b"", True)
+    def rest(self) -> str:
+        """The text behind the last whole character, now that nothing follows."""
+        return self._text + self._decoder.decode(b"", True)
 
 
 def _byte_alphabet() -> dict[str, int]:

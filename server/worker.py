@@ -160,6 +160,7 @@ def _step_of(step: Step) -> StepOf:
         step.cached_tokens,
         step.prefill_ms,
         step.decode_ms,
+        step.rows,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import falcon
@@ -52,22 +51,28 @@ def create_server(config: ServerConfig) -> Server:
     app: falcon.App[Any, Any] = falcon.App()
     app.req_options.strip_url_path_trailing_slash = True
     add_routes(app, service, config.context or Model.from_checkpoint(checkpoint).max_position)
+    service.gate.start()
     link.start()
     watcher.start()
     return Server(app, service)
 
 
-@cache
-def server() -> Server:
-    """The server of this process."""
-    try:
-        return create_server(ServerConfig.from_env())
-    except StartError as error:
-        sys.stderr.write(f"error: {error}\n")
-        raise SystemExit(BOOT_ERROR) from error
+_server: Server | None = None
+
+
+def current_server() -> Server | None:
+    """The server of this process, if it is built."""
+    return _server
 
 
 def __getattr__(name: str) -> Any:
-    if name == "app":
-        return server().app
-    raise AttributeError(name)
+    global _server
+    if name != "app":
+        raise AttributeError(name)
+    if _server is None:
+        try:
+            _server = create_server(ServerConfig.from_env())
+        except StartError as error:
+            sys.stderr.write(f"error: {error}\n")
+            raise SystemExit(BOOT_ERROR) from error
+    return _server.app

@@ -1,7 +1,8 @@
 """`make bench`: what a user of the server feels, measured through HTTP.
 
-Seconds until ready, memory of all its processes, plain decoding speed, time to the first token.
-One request at a time, greedy, a fixed prompt and length, so that two rows of the CSV compare.
+Seconds until ready, memory of all its processes, time to the first token, decoding speed: plain
+(no drafting, no store), then as the server comes, with tokens and rows of a step. One request at a
+time, greedy, a fixed prompt and length, so that two rows of the CSV compare.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import csv
 import datetime
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -37,6 +40,7 @@ class Result:
     commit: str
     machine: str
     cores: int
+    load: float  # of other work, before the measurement
     python: str
     numpy: str
     checkpoint: str
@@ -46,13 +50,17 @@ class Result:
     ready_s: float
     memory_mib: float
     first_token_ms: float
-    tokens_per_s: float
+    tokens_per_s: float  # plain decoding, one token a step
+    drafted_tokens_per_s: float
+    accepted_per_step: float  # tokens that a step emits
+    rows_per_step: float
+    warm_first_token_ms: float  # of the same prompt again, its prefix from the store
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 after a measurement, 1 with one sentence on stderr."""
     options = _parser().parse_args(argv)
-    busy, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    busy, cores = _load(), _cores()
     if busy > cores / 4:
         print(
             f"bench: other work keeps this machine busy (load {busy:.1f} on {cores} cores): "
@@ -72,13 +80,63 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(checkpoint: str | None, tokens: int, runs: int, timeout: float) -> Result:
-    """Start a server, ask it `runs` + 1 times (the first answer only warms up), end it.
+    """Start two servers in turn, ask each `runs` + 1 times (the first answer only warms up).
 
     Raises:
         ServerError: when the server does not become ready.
         ChatError: when it refuses or breaks off an answer.
     """
-    with LocalServer(*(["--checkpoint", checkpoint] if checkpoint else [])) as server:
+    load = _load()
+    plain = _series(
+        checkpoint, tokens, runs, timeout, {"UF_DRAFT_BLOCK": "0", "UF_STORE_BYTES": "0"}
+    )
+    drafted = _series(checkpoint, tokens, runs, timeout, {})
+    return Result(
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        commit=_commit(),
+        machine=_machine(),
+        cores=_cores(),
+        load=load,
+        python=platform.python_version(),
+        numpy=np.__version__,
+        checkpoint=Path(checkpoint).name if checkpoint else "bundled",
+        runs=runs,
+        prompt_tokens=plain.meters[0].prompt_tokens,
+        tokens=plain.meters[0].tokens,
+        ready_s=round(drafted.ready_s, 2),
+        memory_mib=round(drafted.memory / 2**20, 1),
+        first_token_ms=plain.median("first_token_ms"),
+        tokens_per_s=plain.median("tokens_per_s"),
+        drafted_tokens_per_s=drafted.median("tokens_per_s"),
+        accepted_per_step=drafted.logged("average_accept_length"),
+        rows_per_step=drafted.logged("average_rows"),
+        warm_first_token_ms=drafted.median("first_token_ms"),
+    )
+
+
+@dataclass(frozen=True)
+class _Series:
+    """The timed answers of one server, and what its log said of them."""
+
+    ready_s: float
+    memory: int
+    meters: list[Meter]
+    log: list[str]
+
+    def median(self, name: str) -> float:
+        return round(statistics.median(getattr(m, name) for m in self.meters), 1)
+
+    def logged(self, field: str) -> float:
+        """Median of a field of the `request_end` lines; the first answer only warmed up."""
+        found = [re.search(rf"\b{field}=([\d.]+)", line) for line in self.log[1:]]
+        return round(statistics.median(float(m.group(1)) for m in found if m), 2)
+
+
+def _series(
+    checkpoint: str | None, tokens: int, runs: int, timeout: float, switches: Mapping[str, str]
+) -> _Series:
+    arguments = ["--checkpoint", checkpoint] if checkpoint else []
+    with LocalServer(*arguments, switches=switches) as server:
         ready_s = server.wait_ready(timeout)
         name = model_name(server.url)
         body = chat_body(_PROMPT, tokens, model=name, temperature=0, ignore_eos=True)
@@ -89,23 +147,9 @@ def measure(checkpoint: str | None, tokens: int, runs: int, timeout: float) -> R
                 meter.feed(chunk)
             meters.append(meter)
             memory = max(memory, server.memory_bytes())
-    timed = meters[1:]
-    return Result(
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        commit=_commit(),
-        machine=_machine(),
-        cores=len(os.sched_getaffinity(0)),
-        python=platform.python_version(),
-        numpy=np.__version__,
-        checkpoint=Path(checkpoint).name if checkpoint else "bundled",
-        runs=runs,
-        prompt_tokens=timed[0].prompt_tokens,
-        tokens=timed[0].tokens,
-        ready_s=round(ready_s, 2),
-        memory_mib=round(memory / 2**20, 1),
-        first_token_ms=round(statistics.median(m.first_token_ms for m in timed), 1),
-        tokens_per_s=round(statistics.median(m.tokens_per_s for m in timed), 1),
-    )
+        text = server.log.read_text(errors="replace")
+    log = [line for line in text.splitlines() if "request_end" in line]
+    return _Series(ready_s, memory, meters[1:], log)
 
 
 def append(path: Path, result: Result) -> None:
@@ -140,7 +184,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _table(result: Result) -> Table:
-    table = Table(title=f"{result.machine}, {result.cores} cores, commit {result.commit}")
+    table = Table(
+        title=f"{result.machine}, {result.cores} cores, load {result.load}, commit {result.commit}"
+    )
     table.add_column("measured through HTTP")
     table.add_column("value", justify="right")
     table.add_row("ready after", f"{result.ready_s:.1f} s")
@@ -148,11 +194,25 @@ def _table(result: Result) -> Table:
     table.add_row(
         f"first token, {result.prompt_tokens}-token prompt", f"{result.first_token_ms:.0f} ms"
     )
+    table.add_row("the same again, from the store", f"{result.warm_first_token_ms:.0f} ms")
     table.add_row(
         f"plain decoding, {result.tokens} tokens, median of {result.runs}",
         f"{result.tokens_per_s:.1f} tokens/s",
     )
+    table.add_row("with drafting", f"{result.drafted_tokens_per_s:.1f} tokens/s")
+    table.add_row(
+        "tokens and rows of a step",
+        f"{result.accepted_per_step:.2f} of {result.rows_per_step:.2f}",
+    )
     return table
+
+
+def _load() -> float:
+    return round(os.getloadavg()[0], 1)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _commit() -> str:

@@ -78,7 +78,11 @@ def compare_nodes(plan: Plan, ours: NumpyRunner, theirs: CudaRunner) -> list[str
 
 def _line(number: int, label: str, ref: str, exact: bool, got: np.ndarray, want: np.ndarray) -> str:
     want = want.reshape(got.shape)
-    differ = int((got != want).sum()) if exact else int((~np.isclose(got, want, 0, 0, equal_nan=True)).sum())
+    differ = (
+        int((got != want).sum())
+        if exact
+        else int((~np.isclose(got, want, 0, 0, equal_nan=True)).sum())
+    )
     finite = np.isfinite(want)
     error = 0.0
     if not exact and finite.any():
@@ -93,7 +97,9 @@ def _line(number: int, label: str, ref: str, exact: bool, got: np.ndarray, want:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; exit status 1 when a node differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=37, help="tokens before the compared step")
@@ -110,7 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warm.run()
     plan = build_decode(build, options.rows, 1)
     ours, theirs = numpy.compile(plan), cuda.compile(plan)
-    draw = Draw(options.temperature, 0.9 if options.temperature else 1.0, 40, 7, 3, want_logprobs=True)
+    draw = Draw(
+        options.temperature, 0.9 if options.temperature else 1.0, 40, 7, 3, want_logprobs=True
+    )
     part = Part(1, options.length, ids[options.length :], draw)
     run_part(ours, [part])
     run_part(theirs, [part])
@@ -118,7 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bad = [line for line in lines if line.startswith("DIFFERS")]
     for line in lines if options.all else [l for l in lines if not l.startswith("same")]:
         print(line)
-    print(f"{len(lines)} buffers: {len(bad)} differ, {sum(l.startswith('same') for l in lines)} equal to the bit")
+    print(
+        f"{len(lines)} buffers: {len(bad)} differ, {sum(l.startswith('same') for l in lines)} equal to the bit"
+    )
     return 1 if bad else 0
 
 

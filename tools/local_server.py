@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -49,9 +49,13 @@ class LocalServer:
         self,
         *arguments: str,
         command: Sequence[str] = (sys.executable, "-m", "ultraflash.server"),
+        switches: Mapping[str, str] | None = None,
     ) -> None:
-        self._command = command
+        """`switches`: UF_... variables on top of this process's environment."""
         self._arguments = arguments
+        # `env` puts them there: no file but the two configurations reads the environment.
+        named = [f"{name}={value}" for name, value in (switches or {}).items()]
+        self._command = ["/usr/bin/env", *named, *command] if named else list(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self.url = ""  # base address without `/v1`, known once the server listens

@@ -1,4 +1,4 @@
-"""What io says of the last row of each sequence, behind a prefill's last layer."""
+"""Where each sequence's last row stands: the step that follows a prefill's layers."""
 
 from __future__ import annotations
 

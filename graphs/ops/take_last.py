@@ -13,7 +13,7 @@ from ultraflash.graphs.rows import I32
 
 @dataclass(frozen=True)
 class TakeLast(Op):
-    """y[s] = x[row_start[s+1] - 1]; sequences without rows give row 0.
+    """y[s] = x[row_start[s+1] - 1]; a sequence without rows gives some other row.
 
     Shapes:
         x: [T, ...]; row_start: [S+1] i32; y: [S, ...].

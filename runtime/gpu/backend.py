@@ -54,7 +54,6 @@ class CudaBackend:
         self.stream = Stream()
         self._state: dict[str, tuple[Ref, Address]] = {}
         self._functions: dict[Unit, Function] = {}
-        self._slab, self._slab_size = 0, 0
 
     @property
     def world(self) -> int:
@@ -84,6 +83,36 @@ class CudaBackend:
             size = ref.nbytes // ref.shape[0]
             clear(address + slot * size, size)
 
+    def read_state(self, name: str, slot: int, start: int, end: int) -> Array:
+        """A copy of rows [start, end) of a slot's state buffer, in its own type.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer.
+        """
+        address, shape, dtype = self._rows(name, slot, start)
+        rows = np.empty((end - start, *shape), dtype)
+        download(address, rows)
+        return rows
+
+    def write_state(self, name: str, slot: int, start: int, rows: Array) -> None:
+        """Put rows into a slot's state buffer from row `start` on.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer.
+        """
+        address, _, dtype = self._rows(name, slot, start)
+        upload(address, rows.astype(dtype, copy=False))
+
+    def _rows(
+        self, name: str, slot: int, start: int
+    ) -> tuple[Address, tuple[int, ...], type[np.generic]]:
+        if name not in self._state:
+            raise DeviceError(f"no plan has named a state buffer {name!r}")
+        ref, address = self._state[name]
+        row_bytes = ref.nbytes // (ref.shape[0] * ref.shape[1])
+        at = address + (slot * ref.shape[1] + start) * row_bytes
+        return at, ref.shape[2:], _STORED[ref.dtype]
+
     def state(self, ref: Ref) -> Address:
         """A state buffer, allocated when first named."""
         known = self._state.get(ref.name)
@@ -96,12 +125,6 @@ class CudaBackend:
     def weight(self, ref: Ref) -> tuple[Address, ...]:
         """A weight's device pointers: codes and, where there are any, scales."""
         return self._weights.addresses(ref)
-
-    def scratch(self, size: int) -> Address:
-        """The slab that all plans share: they never run at the same time."""
-        if size > self._slab_size:
-            self._slab, self._slab_size = allocate(size, "scratch"), size
-        return self._slab
 
 
 class CudaRunner:

@@ -1,4 +1,4 @@
-"""`make demo` as somebody sees it: the real server, the bundled checkpoint, an answer, and an end."""
+"""`make demo` as somebody sees it: the real server, an answer, an end that leaves no process."""
 
 from __future__ import annotations
 

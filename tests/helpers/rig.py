@@ -18,6 +18,7 @@ from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Life
 from ultraflash.graphs.prefill import build_prefill
+from ultraflash.graphs.step import Build
 from ultraflash.runtime.backend import Array
 from ultraflash.runtime.interpret import NumpyBackend, NumpyRunner
 from ultraflash.runtime.step_io import Part, write_constants, write_step
@@ -47,14 +48,11 @@ class Rig:
         runner = self._runners.pop(key, None)
         if runner is None:
             model, world = self.model, self.backend.world
+            build = Build(model, self.capacity, world=world, round_attention=rounded)
             if kind == "decode":
-                plan = build_decode(
-                    model, rows, sequences, self.capacity, world=world, round_attention=rounded
-                )
+                plan = build_decode(build, rows, sequences)
             else:
-                plan = build_prefill(
-                    model, rows, self.capacity, world=world, round_attention=rounded
-                )
+                plan = build_prefill(build, rows)
             runner = self.backend.compile(plan)
             write_constants(runner)
         self._runners[key] = runner

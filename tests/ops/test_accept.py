@@ -280,6 +280,8 @@ def test_pick_walks_ids_in_order() -> None:
     p = np.array([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
     numbers = (2.0**-33, 0.2, 0.3, 0.74, 0.76, 1 - 2.0**-33)
     assert [pick(p, u) for u in numbers] == [1, 1, 3, 3, 4, 4]
+    # On an edge the next possible token comes, and never the one in front of it.
+    assert [pick(p, u) for u in (0.0, 0.25, 0.75)] == [1, 3, 4]
 
 
 def test_idle_sequences_are_no_trouble() -> None:

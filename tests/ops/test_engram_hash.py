@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.compare import assert_same_bits
 from helpers.layouts import LAYOUTS, POSITIONS, RING, SLOTS, Layout, Span, every_layout
-from helpers.ops import assert_launch, io, scratch, state, weight
+from helpers.ops import assert_cost, assert_launch, io, scratch, state, weight
 from helpers.properties import examples
 from helpers.tiny import tensors
 from ultraflash.graphs.ops.engram_hash import EngramHash
@@ -151,6 +151,5 @@ def test_launch() -> None:
 
 
 def test_cost() -> None:
-    """At least ids, result and constants; the map at most once."""
-    least = 3 * 3 * 4 + 2 * 4 + (4 + 24 + 24) * 8 + 3 * 24 * 8
-    assert least <= OP.cost().nbytes <= least + 512 * 8 + 3 * 4 * 4
+    """Of the map one entry, the pad token's; of the history three ids a row."""
+    assert_cost(OP, 3 * 3 * 4 + 2 * 4 + (4 + 24 + 24) * 8 + 3 * 24 * 8 + 8 + 3 * 3 * 4)

@@ -59,6 +59,7 @@ def test_arguments_win_and_none_means_not_given(monkeypatch: pytest.MonkeyPatch)
     [
         ("UF_BACKEND", "gpu", "UF_BACKEND=gpu is malformed: expected one of auto, numpy, cuda"),
         ("UF_CHECK", "yes", "UF_CHECK=yes is malformed: expected 0 or 1"),
+        ("UF_STORE_BYTES", "1e9", "UF_STORE_BYTES=1e9 is malformed: expected a whole number"),
         (
             "UF_DUMP",
             "plan,paln",
@@ -82,6 +83,9 @@ def test_malformed_switches(
         ({"world": 0}, "world must be at least 1, got 0"),
         ({"max_sequences": -1}, "max_sequences must be at least 1, got -1"),
         ({"max_seq": 0}, "max_seq must be at least 1, got 0"),
+        ({"tail": 0}, "tail must be at least 1, got 0"),
+        ({"segment_tokens": 0}, "segment_tokens must be at least 1, got 0"),
+        ({"store_bytes": -1}, "store_bytes must be at least 0"),
         ({"prefill_chunks": ()}, "prefill_chunks must be ascending positive row counts"),
         ({"prefill_chunks": (128, 16)}, r"got \(128, 16\)"),
         ({"attention_weights": "fp16"}, "attention_weights must be one of fp32, bf16, got 'fp16'"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -42,7 +41,7 @@ YARDSTICK, SLOT, OTHERS = 0, 1, (2, 3, 4)  # slots
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
+def rig() -> Rig:
     return Rig()
 
 

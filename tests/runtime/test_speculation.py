@@ -18,7 +18,6 @@ import pytest
 from helpers.forced import ForcedDrafts, Text
 from ultraflash.runtime import Engine, Generation, RuntimeConfig, Sampling
 
-CHECKPOINT = Path(__file__).parents[1] / "golden" / "tiny-a" / "ckpt"
 LONG = os.environ.get("UF_EXACTNESS") == "1"
 TOKENS = 2000 if LONG else 300
 BLOCK = 7
@@ -28,11 +27,12 @@ ALL_LENGTHS: Counter[int] = Counter()
 
 def open_engine(tmp: Path, rows: int, block: int, sequences: int = 1) -> Engine:
     config = RuntimeConfig(
-        checkpoint=CHECKPOINT,
         cache_dir=tmp,
         max_seq=2304,
         max_rows=rows,
         draft_block=block,
+        width="all",
+        store_bytes=0,
         max_sequences=sequences,
     )
     return Engine.open(config)

@@ -94,7 +94,7 @@ def test_another_number_of_compressed_ids(model: Model, tmp_path: Path) -> None:
 
 def test_a_tokenizer_with_more_ids_than_the_model(model: Model) -> None:
     with pytest.raises(WeightsError, match="has 512 ids but the model's vocabulary is 500"):
-        build_token_map(TOKENIZER, replace(model, vocab=500), None)
+        build_token_map(TOKENIZER, replace(model, vocab=500, image_token=-1), None)
 
 
 @pytest.mark.parametrize("folder", [GOLDEN / "ckpt", BUNDLED_CHECKPOINT])

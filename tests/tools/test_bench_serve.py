@@ -13,6 +13,7 @@ RESULT = bench_serve.Result(
     commit="abc",
     machine="a machine, with a comma",
     cores=2,
+    load=0.1,
     python="3.11",
     numpy="2",
     checkpoint="bundled",
@@ -23,6 +24,10 @@ RESULT = bench_serve.Result(
     memory_mib=300.0,
     first_token_ms=50.0,
     tokens_per_s=40.0,
+    drafted_tokens_per_s=60.0,
+    accepted_per_step=2.5,
+    rows_per_step=4.0,
+    warm_first_token_ms=20.0,
 )
 
 

@@ -161,7 +161,8 @@ def test_check_names_every_damaged_tensor(
 @pytest.mark.parametrize(
     ("key", "value", "complaint"),
     [
-        ("num_hidden_layers", 9, "does not fit its config.json"),
+        ("num_hidden_layers", 9, "draft target layers [7, 8, 9] are not ascending numbers below 9"),
+        ("n_routed_experts", 7, "does not fit its config.json"),
         ("hidden_size", 288, "misshapen   embed.weight: [512, 256] instead of [512, 288]"),
         ("dspark_noise_token_id", 3, "dspark_noise_token_id is 3 but <\uff5cSystem\uff5c> has id"),
         (
