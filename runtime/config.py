@@ -52,6 +52,7 @@ class RuntimeConfig:
     attention_weights: str = "fp32"
     cache_dir: Path = field(default_factory=_default_cache_dir)
     check: bool = False
+    eager: bool = False  # GPU: launch node by node instead of replaying graphs
     dump: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -84,10 +85,6 @@ class RuntimeConfig:
             raise ConfigError(
                 f"cannot dump {', '.join(sorted(unknown))}: choose from {', '.join(sorted(_DUMPS))}"
             )
-        if self.backend == "cuda":
-            raise ConfigError(
-                "backend cuda is not built yet: use UF_BACKEND=numpy, or auto to take what there is"
-            )
 
     @classmethod
     def from_env(cls, **overrides: Any) -> RuntimeConfig:
@@ -117,11 +114,6 @@ class RuntimeConfig:
                 )
             return 0
         return model.draft_block if self.draft_block is None else self.draft_block
-
-    @property
-    def resolved_backend(self) -> str:
-        """The backend that `auto` means here: numpy, until there is another."""
-        return "numpy" if self.backend == "auto" else self.backend
 
 
 @dataclass(frozen=True)
@@ -188,6 +180,7 @@ SWITCHES = (
         lambda t: Path(t).expanduser(),
     ),
     Switch("UF_CHECK", "check", "0|1", "check every buffer for NaN after each node", _flag),
+    Switch("UF_EAGER", "eager", "0|1", "launch GPU kernels one by one, no graphs", _flag),
     Switch(
         "UF_DUMP", "dump", "plan", "write the text of every plan into the cache directory", _words
     ),

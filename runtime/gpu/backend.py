@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
+from ultraflash import ptx
+from ultraflash.graphs.model import Model
 from ultraflash.graphs.numerics import bf16_bits, bf16_from_bits
 from ultraflash.graphs.plan import Life, Node, Plan, Ref
 from ultraflash.runtime.backend import Array
+from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.gpu import args
 from ultraflash.runtime.gpu.arena import Arena
@@ -29,8 +33,9 @@ from ultraflash.runtime.gpu.driver import (
     download,
     upload,
 )
-from ultraflash.runtime.gpu.nvrtc import Unit, compile_units
-from ultraflash.runtime.weights.device import DeviceWeights
+from ultraflash.runtime.gpu.nvrtc import Unit, compile_units, version
+from ultraflash.runtime.weights.device import DeviceWeights, Progress, upload_weights
+from ultraflash.runtime.weights.index import CheckpointIndex
 
 _STORED = {"bf16": np.uint16, "f32": np.float32, "i32": np.int32, "u32": np.uint32,
            "i64": np.int64, "u64": np.uint64, "u8": np.uint8}  # fmt: skip
@@ -54,6 +59,38 @@ class CudaBackend:
         self.stream = Stream()
         self._state: dict[str, tuple[Ref, Address]] = {}
         self._functions: dict[Unit, Function] = {}
+
+    @classmethod
+    def open(
+        cls, config: RuntimeConfig, index: CheckpointIndex, model: Model,
+        progress: Progress | None = None, *, keep_scratch: bool = False,
+    ) -> CudaBackend:  # fmt: skip
+        """Take a GPU and put a checkpoint's weights on it.
+
+        Raises:
+            DeviceError: when there is no fitting GPU, or its memory does not suffice.
+            WeightsError: when the checkpoint does not fit the model.
+        """
+        device = Device.open()
+
+        def place(name: str, array: Array) -> Address:
+            address = allocate(array.nbytes, f"weight {name}")
+            upload(address, array)
+            return address
+
+        weights = upload_weights(index, model, place, progress, config.cache_dir)
+        return cls(device, weights, config.cache_dir, eager=config.eager, check=config.check,
+                   keep_scratch=keep_scratch)  # fmt: skip
+
+    @property
+    def arch(self) -> str:
+        """The GPU's architecture."""
+        return self.device.arch
+
+    def facts(self) -> dict[str, Any]:
+        """The compiler and every kernel source."""
+        digests = [ptx.source(stem, self.arch).digest for stem in ptx.stems()]
+        return {"nvrtc": version(), "kernels": blake3("".join(digests).encode()).hexdigest()}
 
     @property
     def world(self) -> int:
