@@ -1,4 +1,4 @@
-"""Device text: one CUDA C++ file an operation, shared headers in `uf/`. Python here only reads files."""
+"""Device text: one CUDA C++ file an operation, shared headers in `uf/`. Python only reads it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Source:
 def source(stem: str, arch: str, declaration: str = "") -> Source:
     """The text of `{stem}.cu`, or of its variant for an architecture (`{stem}_sm90.cu`, ...).
 
-    `declaration` (of `struct Args`) comes behind the number formats and in front of everything else.
+    `declaration` (of `struct Args`) comes behind the number formats, in front of all the rest.
 
     Raises:
         FileNotFoundError: when there is no such kernel.

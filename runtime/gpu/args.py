@@ -1,4 +1,4 @@
-"""An operation's fields as its kernel's one parameter: `struct Args`, written as C and packed as bytes.
+"""An operation's fields as its kernel's one parameter: `struct Args`, as C and as bytes.
 
 Buffers become pointers (quantised weights two: codes and `{name}_scale`), extents `{name}_{axis}`,
 constants plain members. An absent buffer is a null pointer of type `void` and `UF_HAS_{name}` is 0.
@@ -14,7 +14,8 @@ from typing import Any
 from ultraflash.graphs.plan import Op, Ref
 
 _POINTED = {
-    "bf16": "bf16", "f32": "float", "i32": "int", "u32": "u32", "i64": "i64", "u64": "u64", "u8": "u8",
+    "bf16": "bf16", "f32": "float", "i32": "int", "u32": "u32", "i64": "i64", "u64": "u64",
+    "u8": "u8",
     "fp8": "fp8", "fp4": "fp4", "rows8": "fp8",
 }  # fmt: skip
 _SCALED = ("fp8", "fp4", "rows8")
@@ -45,11 +46,6 @@ def pack(op: Op, address: Address) -> bytes:
         size = struct.calcsize(code)
         out += bytes(-len(out) % size) + struct.pack(f"<{code}", value)
     return bytes(out + bytes(-len(out) % 8))
-
-
-def signature(op: Op) -> str:
-    """What of an operation its compiled kernel depends on: names and types, no extents or values."""
-    return struct_text(op)
 
 
 def _members(op: Op, address: Address) -> Iterator[tuple[str, str, Any]]:

@@ -185,7 +185,7 @@ class CudaRunner:
         self._graph: Graph | None = None
 
     def run(self, span: slice | None = None) -> None:
-        """Replay the whole plan, or launch the nodes of `span` one by one; returns when it is done."""
+        """Replay the whole plan, or launch the nodes of `span` one by one; returns when done."""
         stream = self._backend.stream
         if span is not None or self._backend.eager:
             self._copy_in(stream)

@@ -1,4 +1,4 @@
-"""The CUDA driver as this backend uses it: one device, its primary context, streams, memory, modules, graphs.
+"""The CUDA driver as this backend uses it: device, context, streams, memory, modules, graphs.
 
 Every call is checked; an error becomes a `DeviceError` that says what was asked and what CUDA said.
 """
@@ -61,14 +61,14 @@ class Device:
         count = device_count()
         if ordinal >= count:
             raise DeviceError(
-                f"GPU {ordinal} was asked for and {count} are there: check nvidia-smi, or run on the "
-                f"CPU with UF_BACKEND=numpy"
+                f"GPU {ordinal} was asked for and {count} are there: check nvidia-smi, or run on "
+                f"the CPU with UF_BACKEND=numpy"
             )
         version = check(cu.cuDriverGetVersion(), "reading the driver's version")
         if version < OLDEST_DRIVER:
             raise DeviceError(
                 f"the driver supports CUDA {version // 1000}.{version % 1000 // 10}, "
-                f"CUDA {OLDEST_DRIVER // 1000}.0 is needed: update the NVIDIA driver to 580 or later"
+                f"CUDA {OLDEST_DRIVER // 1000}.0 is needed: update the driver to 580 or later"
             )
         device = check(cu.cuDeviceGet(ordinal), f"opening GPU {ordinal}")
         major, minor = (

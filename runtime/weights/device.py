@@ -1,7 +1,7 @@
-"""Weights as a GPU holds them: the checkpoint's own bytes, one allocation a weight, experts stacked.
+"""Weights as a GPU holds them: the checkpoint's own bytes, one allocation each, experts stacked.
 
-Raw bytes travel from the mapped files; nothing is decoded on the host. Scales stand in an allocation
-of their own beside the codes.
+Raw bytes travel from the mapped files; nothing is decoded on the host. Scales stand in an
+allocation of their own beside the codes.
 """
 
 from __future__ import annotations

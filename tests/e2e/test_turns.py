@@ -77,7 +77,7 @@ class Yardstick:
             tuple(prompt.ids), prompt.max_tokens(body.max_tokens), Sampling(body.temperature)
         )
         self.engine.submit("k", request)
-        answer = self._protocol.answer(prompt, "id", body, 0)
+        answer = self._protocol.answer(prompt, "id", body)
         ids: list[int] = []
         while self.engine.has_work:
             for step in self.engine.step():

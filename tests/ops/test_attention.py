@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from helpers.compare import assert_is_bf16, assert_rounded, assert_same_bits, assert_within
-from helpers.formats import F32, F64, U8, bf16, bf16_ulp, dequantise, quantise
+from helpers.attending import PLAIN, assert_row, plain, rounded_in_groups
+from helpers.compare import assert_is_bf16, assert_same_bits, assert_within
+from helpers.formats import F32, F64, U8, dequantise, quantise
 from helpers.layouts import LAYOUTS, POSITIONS, RING, SLOTS, Layout, Span, every_layout
 from helpers.ops import assert_cost, assert_launch, io, scratch, state, weight
-from helpers.values import activations, angles, codes_without_nan, turned
+from helpers.values import activations, angles, codes_without_nan
 from ultraflash.graphs.ops.attention import Attention
 
 PAIRS, TOPK = 8, 6
@@ -87,43 +88,6 @@ class Case:
         mix = rounded_in_groups if round_weights else plain
         logits = self.q[slot, position].astype(np.float64) @ keys.T * self.dim**-0.5
         return np.stack([mix(logits[h], keys, sink) for h, sink in enumerate(self.sink.tolist())])
-
-
-def plain(logits: F64, keys: F64, sink: float) -> F64:
-    peak = logits.max()
-    w = np.exp(logits - peak)
-    total: F64 = (w @ keys) / (w.sum() + np.exp(sink - peak))
-    return total
-
-
-def rounded_in_groups(logits: F64, keys: F64, sink: float) -> F64:
-    """Groups of 64 keys; weights rounded relative to the maximum so far, for values only."""
-    values, total, peak = np.zeros(keys.shape[1]), 0.0, -np.inf
-    for at in range(0, len(keys), 64):
-        group = logits[at : at + 64]
-        new = max(peak, group.max())
-        w = np.exp(group - new)
-        values = values * np.exp(peak - new) + bf16(w).astype(np.float64) @ keys[at : at + 64]
-        total = total * np.exp(peak - new) + w.sum()
-        peak = new
-    out: F64 = values / (total + np.exp(sink - peak))
-    return out
-
-
-def assert_row(got: F32, mixed: F64, cos: F32, sin: F32, error: float) -> None:
-    """`got` [H*E]: mixed, rounded to bf16, its last dims turned back and rounded again."""
-    heads, dim = mixed.shape
-    still, y = dim - 2 * PAIRS, got.reshape(heads, dim)
-    slack = error * np.abs(mixed).max(axis=-1, keepdims=True)
-    assert_rounded(y[:, :still], mixed[:, :still], "bf16", np.broadcast_to(slack, (heads, still)))
-    want = turned(mixed[None], cos[None], -sin[None])[0, :, still:]
-    # The first rounding, half an ulp of each of the pair, is turned with the values.
-    pair = np.abs(mixed[:, still:]).reshape(heads, PAIRS, 2).sum(axis=-1).repeat(2, axis=-1)
-    assert_within(y[:, still:], want, bf16_ulp(pair) + 2 * slack)
-
-
-# fp32 logits, exponentials and a quotient; logits of a few units carry their ulp into the weights.
-PLAIN = 2.0**-19
 
 
 @every_layout
