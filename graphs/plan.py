@@ -96,7 +96,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How a kernel is spread out: CTAs along x and y, their threads, bytes of dynamic shared memory.
+    """How a kernel is spread out: CTAs along x and y, threads, bytes of dynamic shared memory.
 
     It follows from shapes alone, never from data: a captured graph is never updated.
     """

@@ -8,11 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64
-<<<<<<< HEAD
-from ultraflash.graphs.plan import Geometry, Op, Ref
-=======
-from ultraflash.graphs.plan import Cost, Op, Ref
->>>>>>> spec
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 
 
 @dataclass(frozen=True)
@@ -38,13 +34,11 @@ class Confidence(Op):
         both = np.concatenate([h[index::block], me], axis=1).astype(np.float64)
         y[:, index] = (both @ w[0]).astype(np.float32)
 
-<<<<<<< HEAD
     def geometry(self) -> Geometry:
         """A CTA a sequence."""
         return Geometry(self.me.shape[0])
-=======
+
     def cost(self) -> Cost:
         """One draft of each sequence, and the head's weights."""
         values = self.y.shape[0] * self.w.shape[1]
         return Cost(2 * values + 4 * self.y.shape[0] + self.w.nbytes, 2 * values)
->>>>>>> spec

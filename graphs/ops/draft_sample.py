@@ -10,11 +10,7 @@ import numpy as np
 from ultraflash.graphs.draw import pick
 from ultraflash.graphs.numerics import F32
 from ultraflash.graphs.philox import U64, Purpose, uniform
-<<<<<<< HEAD
-from ultraflash.graphs.plan import Geometry, Op, Ref
-=======
-from ultraflash.graphs.plan import Cost, Op, Ref
->>>>>>> spec
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.sampling import add_bias, distribution
 
@@ -81,11 +77,10 @@ class DraftSample(Op):
             q[where, index] = p
             drafts[s, index] = pick(q[where, index].astype(np.float64), float(draw[s]))
 
-<<<<<<< HEAD
     def geometry(self) -> Geometry:
         """A CTA a sequence."""
         return Geometry(self.markov.shape[0])
-=======
+
     def cost(self) -> Cost:
         """Of the block's rows one of each sequence."""
         own = (self.logits, self.at, self.slot, self.drafts)
@@ -93,7 +88,6 @@ class DraftSample(Op):
         moved = sum(ref.nbytes for ref in (*shared, self.seed, self.step))
         moved += sum(ref.nbytes // self.block for ref in own)
         return Cost(moved + self.state_bytes(), 0)
->>>>>>> spec
 
     def state_bytes(self) -> int:
         """One distribution a sequence."""
