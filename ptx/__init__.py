@@ -10,7 +10,10 @@ from pathlib import Path
 from blake3 import blake3
 
 FOLDER = Path(__file__).parent
-_INCLUDE = re.compile(r"^#include <(uf/[\w./]+)>$", re.MULTILINE)
+# Endings of a kernel's variants, the most special first: sm_103a runs what was written for sm_100a.
+_VARIANTS = {"sm_90a": ("_sm90",), "sm_100a": ("_sm100",), "sm_103a": ("_sm103", "_sm100")}
+ARCHITECTURES = tuple(_VARIANTS)
+_INCLUDE = re.compile(r"#include <(uf/[\w./]+)>")
 
 
 @dataclass(frozen=True)
@@ -26,16 +29,17 @@ class Source:
 def source(stem: str, arch: str, declaration: str = "") -> Source:
     """The text of `{stem}.cu`, or of its variant for an architecture (`{stem}_sm90.cu`, ...).
 
-    `declaration` (of `struct Args`) comes behind the number formats, in front of all the rest.
+    `declaration` (of `struct Args`) comes behind the number formats, in front of all the rest. Line
+    marks name the files, so that a compiler's messages and a profiler's lines point into them.
 
     Raises:
         FileNotFoundError: when there is no such kernel.
     """
-    special = FOLDER / f"{stem}_{arch[:-1].replace('_', '')}.cu"
-    path = special if special.exists() else FOLDER / f"{stem}.cu"
+    names = [f"{stem}{ending}.cu" for ending in (*_VARIANTS[arch], "")]
+    name = next((n for n in names if (FOLDER / n).exists()), names[-1])
     seen: set[str] = set()
-    head = _expand("#include <uf/types.cuh>\n", seen)
-    text = head + declaration + _expand(path.read_text(encoding="utf-8"), seen)
+    parts = [*_expanded("uf/types.cuh", seen), '#line 1 "Args"', declaration]
+    text = "\n".join([*parts, *_expanded(name, seen)]) + "\n"
     return Source(stem, text, blake3(text.encode()).hexdigest())
 
 
@@ -44,12 +48,16 @@ def stems() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in FOLDER.glob("*.cu") if not re.search(r"_sm\d+$", p.stem)))
 
 
-def _expand(text: str, seen: set[str]) -> str:
-    def replaced(match: re.Match[str]) -> str:
-        name = match.group(1)
-        if name in seen:
-            return ""
-        seen.add(name)
-        return _expand((FOLDER / name).read_text(encoding="utf-8"), seen)
-
-    return _INCLUDE.sub(replaced, text)
+def _expanded(name: str, seen: set[str]) -> list[str]:
+    """A file's lines, each header of ours in the place of the first `#include` that names it."""
+    seen.add(name)
+    lines = [f'#line 1 "{name}"']
+    for number, line in enumerate((FOLDER / name).read_text(encoding="utf-8").splitlines(), 1):
+        include = _INCLUDE.fullmatch(line)
+        if include is None:
+            lines.append(line)
+        elif include[1] in seen:
+            lines.append("")
+        else:
+            lines += [*_expanded(include[1], seen), f'#line {number + 1} "{name}"']
+    return lines

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ultraflash.graphs.model import Model
+from ultraflash.ptx import ARCHITECTURES
 from ultraflash.runtime.backend import Backend
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import ConfigError
 from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.load import load_weights
+
+if TYPE_CHECKING:
+    from ultraflash.runtime.gpu.backend import CudaBackend
 
 Progress = Callable[[int, int], None]
 
@@ -40,12 +45,27 @@ def open_backend(
 
 
 def num_gpus() -> int:
-    """GPUs of this machine; 0 without a driver, or without the extra that talks to it."""
+    """GPUs that our kernels run on; 0 without a driver, or without the extra that talks to it."""
     try:
-        from ultraflash.runtime.gpu.driver import device_count
+        from ultraflash.runtime.gpu.driver import architecture, device_count
     except ImportError:
         return 0
-    return device_count()
+    return sum(architecture(ordinal) in ARCHITECTURES for ordinal in range(device_count()))
+
+
+def cuda_backend() -> type[CudaBackend]:
+    """The class that drives a GPU; importing it here keeps the bindings optional.
+
+    Raises:
+        ConfigError: when the extra that talks to the driver and the compiler is not installed.
+    """
+    try:
+        from ultraflash.runtime.gpu.backend import CudaBackend
+    except ImportError as error:
+        raise ConfigError(
+            f"running on a GPU needs the CUDA bindings ({error}): pip install 'ultraflash[cuda]'"
+        ) from error
+    return CudaBackend
 
 
 def _open_cuda(
@@ -55,14 +75,9 @@ def _open_cuda(
     progress: Progress | None,
     keep_scratch: bool,
 ) -> Backend:
-    try:
-        from ultraflash.runtime.gpu.backend import CudaBackend
-    except ImportError as error:
-        raise ConfigError(
-            f"backend cuda needs the CUDA bindings ({error}): pip install 'ultraflash[cuda]'"
-        ) from error
+    backend = cuda_backend()
     if config.world != 1:
         raise ConfigError(
             f"world {config.world} on GPUs is not built yet: use world 1, or UF_BACKEND=numpy"
         )
-    return CudaBackend.open(config, index, model, progress, keep_scratch=keep_scratch)
+    return backend.open(config, index, model, progress, keep_scratch=keep_scratch)

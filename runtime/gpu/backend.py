@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from ultraflash import ptx
@@ -37,8 +38,15 @@ from ultraflash.runtime.gpu.nvrtc import Unit, compile_units, version
 from ultraflash.runtime.weights.device import DeviceWeights, Progress, upload_weights
 from ultraflash.runtime.weights.index import CheckpointIndex
 
-_STORED = {"bf16": np.uint16, "f32": np.float32, "i32": np.int32, "u32": np.uint32,
-           "i64": np.int64, "u64": np.uint64, "u8": np.uint8}  # fmt: skip
+_STORED: dict[str, type[np.generic]] = {
+    "bf16": np.uint16,
+    "f32": np.float32,
+    "i32": np.int32,
+    "u32": np.uint32,
+    "i64": np.int64,
+    "u64": np.uint64,
+    "u8": np.uint8,
+}
 _STATIC_SHARED = 48 << 10
 
 
@@ -108,10 +116,10 @@ class CudaBackend:
             raise DeviceError(
                 f"plan {plan.name} is for world {plan.world}, this backend has one GPU"
             )
-        units = {node: Unit(node.op.stem(), args.struct_text(node.op)) for node in plan.nodes}
+        units = {node: Unit.of(node.op) for node in plan.nodes}
         wanted = [u for u in units.values() if u not in self._functions]
         for unit, kernel in compile_units(wanted, self.device.arch, self._cache_dir).items():
-            self._functions[unit] = Function(kernel.cubin, f"uf_{unit.stem}")
+            self._functions[unit] = Function(kernel.cubin, unit.entry)
         return CudaRunner(self, plan, {node: self._functions[u] for node, u in units.items()})
 
     def clear_slot(self, slot: int) -> None:
@@ -142,7 +150,7 @@ class CudaBackend:
 
     def _rows(
         self, name: str, slot: int, start: int
-    ) -> tuple[Address, tuple[int, ...], type[np.generic]]:
+    ) -> tuple[Address, tuple[int, ...], npt.DTypeLike]:
         if name not in self._state:
             raise DeviceError(f"no plan has named a state buffer {name!r}")
         ref, address = self._state[name]

@@ -5,6 +5,7 @@ Every call is checked; an error becomes a `DeviceError` that says what was asked
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver as cu
 
+from ultraflash.ptx import ARCHITECTURES
 from ultraflash.runtime.errors import DeviceError
 
 Address = int
 OLDEST_DRIVER = 13000  # CUDA version that the driver must support: cubins come from NVRTC 13.0
+_OTHERWISE = "run on the CPU with UF_BACKEND=numpy"
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:
@@ -33,13 +36,16 @@ def check(result: tuple[Any, ...], what: str) -> Any:
 
 def device_count() -> int:
     """How many GPUs there are; 0 without a driver."""
-    try:
-        (error,) = cu.cuInit(0)
-    except RuntimeError:  # the bindings find no libcuda
-        return 0
-    if error != cu.CUresult.CUDA_SUCCESS:
-        return 0
-    return int(check(cu.cuDeviceGetCount(), "counting GPUs"))
+    return 0 if _start() else int(check(cu.cuDeviceGetCount(), "counting GPUs"))
+
+
+def architecture(ordinal: int) -> str:
+    """What code a GPU runs, as NVRTC names it: "sm_90a"."""
+    device = check(cu.cuDeviceGet(ordinal), f"opening GPU {ordinal}")
+    attribute = cu.CUdevice_attribute
+    major = _attribute(device, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+    minor = _attribute(device, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+    return f"sm_{major}{minor}a"
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,9 @@ class Device:
     name: str
     arch: str
     total_bytes: int
+    l2_bytes: int
+    num_sms: int
+    driver: int  # the CUDA version that the driver supports: 13000 is 13.0
 
     @classmethod
     def open(cls, ordinal: int = 0) -> Device:
@@ -58,37 +67,42 @@ class Device:
         Raises:
             DeviceError: no driver, no such GPU, a driver or an architecture that is too old.
         """
+        if trouble := _start():
+            raise DeviceError(f"GPU {ordinal} was asked for, but {trouble}, or {_OTHERWISE}")
         count = device_count()
         if ordinal >= count:
             raise DeviceError(
-                f"GPU {ordinal} was asked for and {count} are there: check nvidia-smi, or run on "
-                f"the CPU with UF_BACKEND=numpy"
+                f"GPU {ordinal} was asked for and {count} are there: check nvidia-smi, or "
+                f"{_OTHERWISE}"
             )
-        version = check(cu.cuDriverGetVersion(), "reading the driver's version")
+        version = int(check(cu.cuDriverGetVersion(), "reading the driver's version"))
         if version < OLDEST_DRIVER:
             raise DeviceError(
-                f"the driver supports CUDA {version // 1000}.{version % 1000 // 10}, "
-                f"CUDA {OLDEST_DRIVER // 1000}.0 is needed: update the driver to 580 or later"
+                f"the driver supports CUDA {version // 1000}.{version % 1000 // 10}, CUDA "
+                f"{OLDEST_DRIVER // 1000}.0 is needed: update the driver to 580 or later, or "
+                f"{_OTHERWISE}"
             )
         device = check(cu.cuDeviceGet(ordinal), f"opening GPU {ordinal}")
-        major, minor = (
-            check(cu.cuDeviceGetAttribute(a, device), "reading the compute capability")
-            for a in (
-                cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            )
-        )
         name = check(cu.cuDeviceGetName(128, device), "reading the name").split(b"\0")[0].decode()
-        arch = f"sm_{major}{minor}a"
-        if arch not in ("sm_90a", "sm_100a", "sm_103a"):
+        arch = architecture(ordinal)
+        if arch not in ARCHITECTURES:
             raise DeviceError(
-                f"GPU {ordinal} ({name}) is {arch}, kernels exist for sm_90a, sm_100a and sm_103a: "
-                f"use a Hopper or Blackwell GPU, or UF_BACKEND=numpy"
+                f"GPU {ordinal} ({name}) is {arch}, kernels exist for {', '.join(ARCHITECTURES)}: "
+                f"use a Hopper or Blackwell GPU, or {_OTHERWISE}"
             )
         context = check(cu.cuDevicePrimaryCtxRetain(device), f"taking GPU {ordinal}")
         check(cu.cuCtxSetCurrent(context), f"taking GPU {ordinal}")
-        _, total = check(cu.cuMemGetInfo(), "reading the memory size")
-        return cls(ordinal, name, arch, int(total))
+        _, total = memory()
+        attribute = cu.CUdevice_attribute
+        l2_bytes = _attribute(device, attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
+        num_sms = _attribute(device, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        return cls(ordinal, name, arch, total, l2_bytes, num_sms, version)
+
+
+def memory() -> tuple[int, int]:
+    """Free and total bytes of the current GPU."""
+    free, total = check(cu.cuMemGetInfo(), "reading the memory size")
+    return int(free), int(total)
 
 
 def allocate(size: int, what: str) -> Address:
@@ -99,7 +113,7 @@ def allocate(size: int, what: str) -> Address:
     """
     error, address = cu.cuMemAlloc(max(size, 1))
     if error != cu.CUresult.CUDA_SUCCESS:
-        free, total = check(cu.cuMemGetInfo(), "reading the memory size")
+        free, total = memory()
         raise DeviceError(
             f"{what} needs {size / 2**30:.2f} GiB of GPU memory, {free / 2**30:.2f} of "
             f"{total / 2**30:.2f} GiB are free: lower the context or --max-sequences, or end what "
@@ -127,22 +141,31 @@ def clear(address: Address, size: int) -> None:
     check(cu.cuMemsetD8(address, 0, size), "clearing GPU memory")
 
 
+def copy(to: Address, source: Address, size: int) -> None:
+    """Copy inside the device."""
+    check(cu.cuMemcpyDtoD(to, source, size), "copying GPU memory")
+
+
+def release(address: Address) -> None:
+    """Give device memory back; waits for work that may use it."""
+    check(cu.cuMemFree(address), "releasing GPU memory")
+
+
 class Pinned:
     """Host memory that the device copies from and to without staging."""
 
     def __init__(self, size: int) -> None:
         """Allocate zeroed bytes; they live as long as the process."""
         self.address: Address = int(check(cu.cuMemAllocHost(max(size, 1)), "pinning host memory"))
-        import ctypes
-
         raw = (ctypes.c_uint8 * max(size, 1)).from_address(self.address)
-        self.bytes = np.frombuffer(raw, np.uint8)
+        self.bytes: npt.NDArray[np.uint8] = np.ctypeslib.as_array(raw)
         self.bytes[:] = 0
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A typed window into it."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        return self.bytes[offset : offset + size].view(dtype).reshape(shape)
+        window: npt.NDArray[Any] = self.bytes[offset : offset + size].view(dtype).reshape(shape)
+        return window
 
 
 class Function:
@@ -222,6 +245,38 @@ class Graph:
     def launch(self) -> None:
         """Queue it."""
         check(cu.cuGraphLaunch(self._exec, self._stream.handle), "launching a graph")
+
+
+class Event:
+    """A moment of a stream's work."""
+
+    def __init__(self) -> None:
+        """Make one that measures time."""
+        flag = cu.CUevent_flags.CU_EVENT_DEFAULT
+        self._handle = check(cu.cuEventCreate(flag), "making an event")
+
+    def record(self, stream: Stream) -> None:
+        """Happen when everything queued so far is done."""
+        check(cu.cuEventRecord(self._handle, stream.handle), "recording an event")
+
+    def since(self, earlier: Event) -> float:
+        """Milliseconds between two events that have happened."""
+        return float(check(cu.cuEventElapsedTime(earlier._handle, self._handle), "timing"))
+
+
+def _start() -> str:
+    """What keeps the driver from working, with a remedy; "" when it works."""
+    try:
+        (error,) = cu.cuInit(0)
+    except RuntimeError:  # the bindings find no libcuda
+        return "there is no NVIDIA driver (libcuda.so.1): install driver 580 or later"
+    if error != cu.CUresult.CUDA_SUCCESS:
+        return f"the driver does not start, {_words(error)}: check nvidia-smi"
+    return ""
+
+
+def _attribute(device: Any, attribute: Any) -> int:
+    return int(check(cu.cuDeviceGetAttribute(attribute, device), "asking what the GPU has"))
 
 
 def _words(error: Any) -> str:

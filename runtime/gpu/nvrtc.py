@@ -19,9 +19,10 @@ from blake3 import blake3
 from cuda.bindings import nvrtc
 
 from ultraflash import ptx
-from ultraflash.runtime.errors import CompileError
+from ultraflash.graphs.plan import Op
+from ultraflash.runtime.errors import CompileError, ConfigError
+from ultraflash.runtime.gpu.args import struct_text
 
-ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 # Products and sums are fused only where the source says so: the references do not fuse them.
 _OPTIONS = ("--std=c++17", "--fmad=false", "-default-device", "--ptxas-options=-v", "-lineinfo")
 _HASH_BYTES = 32
@@ -54,6 +55,11 @@ class Kernel:
         """Static shared memory of a CTA."""
         return _figure(r"(\d+) bytes smem", self.log)
 
+    @property
+    def stack_bytes(self) -> int:
+        """Local memory of a thread: arrays that are indexed at run time, and spills."""
+        return _figure(r"(\d+) bytes stack frame", self.log)
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -62,10 +68,30 @@ class Unit:
     stem: str
     declaration: str
 
+    @classmethod
+    def of(cls, op: Op) -> Unit:
+        """The kernel of an operation; shapes and constants are its arguments, types are not."""
+        return cls(op.stem(), struct_text(op))
+
+    @property
+    def entry(self) -> str:
+        """The kernel's name in its cubin."""
+        return f"uf_{self.stem.rpartition('/')[2]}"
+
 
 def version() -> str:
-    """The compiler's version, part of every key."""
-    _, major, minor = nvrtc.nvrtcVersion()
+    """The compiler's version, part of every key.
+
+    Raises:
+        ConfigError: when there is no compiler.
+    """
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # the bindings find no libnvrtc
+        raise ConfigError(
+            "kernels are compiled by NVRTC, and libnvrtc.so was not found: "
+            "pip install 'nvidia-cuda-nvrtc==13.0.*'"
+        ) from error
     return f"{major}.{minor}"
 
 
@@ -88,6 +114,7 @@ def compile_unit(unit: Unit, arch: str, cache_dir: Path) -> Kernel:
 
     Raises:
         CompileError: when it does not compile.
+        ConfigError: when there is no compiler, or the cache cannot be written.
     """
     text = ptx.source(unit.stem, arch, unit.declaration).text
     key = blake3("\0".join([text, *_OPTIONS, arch, version()]).encode()).hexdigest()
@@ -96,25 +123,27 @@ def compile_unit(unit: Unit, arch: str, cache_dir: Path) -> Kernel:
     if kept is not None:
         log, _, cubin = kept.partition(b"\0")
         return Kernel(unit.stem, arch, cubin, log.decode(), cached=True)
-    cubin, log = _compile(unit.stem, arch, text)
-    _write(path, log.encode() + b"\0" + cubin)
-    return Kernel(unit.stem, arch, cubin, log, cached=False)
+    kernel = _compile(unit.stem, arch, text)
+    _write(path, kernel.log.encode() + b"\0" + kernel.cubin)
+    return kernel
 
 
-def _compile(stem: str, arch: str, text: str) -> tuple[bytes, str]:
+def _compile(stem: str, arch: str, text: str) -> Kernel:
     error, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{stem}.cu".encode(), 0, None, None)
     _check(error, stem, arch, "")
-    options = [o.encode() for o in (f"--gpu-architecture={arch}", *_OPTIONS)]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = _log(program)
-    _check(error, stem, arch, log)
-    error, size = nvrtc.nvrtcGetCUBINSize(program)
-    _check(error, stem, arch, log)
-    cubin = bytearray(size)
-    (error,) = nvrtc.nvrtcGetCUBIN(program, cubin)
-    _check(error, stem, arch, log)
-    nvrtc.nvrtcDestroyProgram(program)
-    return bytes(cubin), log
+    try:
+        options = [o.encode() for o in (f"--gpu-architecture={arch}", *_OPTIONS)]
+        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        log = _log(program)
+        _check(error, stem, arch, log)
+        error, size = nvrtc.nvrtcGetCUBINSize(program)
+        _check(error, stem, arch, log)
+        cubin = bytearray(size)
+        (error,) = nvrtc.nvrtcGetCUBIN(program, cubin)
+        _check(error, stem, arch, log)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return Kernel(stem, arch, bytes(cubin), log, cached=False)
 
 
 def _log(program: nvrtc.nvrtcProgram) -> str:
@@ -139,12 +168,27 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, body: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(blake3(body).digest() + body)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, blake3(body).digest() + body)
+    except OSError as error:
+        raise ConfigError(
+            f"a compiled kernel cannot be kept in {path.parent} ({error.strerror}): make room "
+            f"there, or set UF_CACHE_DIR to another directory"
+        ) from error
+
+
+def _replace(path: Path, raw: bytes) -> None:
+    """Whole or not at all, also when others write the same file or the machine goes down."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
+        try:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def _figure(pattern: str, log: str) -> int:
