@@ -124,7 +124,7 @@ class _Series:
     log: list[str]
 
     def median(self, name: str) -> float:
-        return round(float(statistics.median(getattr(m, name) for m in self.meters)), 1)
+        return round(statistics.median(getattr(m, name) for m in self.meters), 1)
 
     def logged(self, field: str) -> float:
         """Median of a field of the `request_end` lines; the first answer only warmed up."""
