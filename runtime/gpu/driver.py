@@ -19,10 +19,12 @@ from ultraflash.runtime.errors import DeviceError
 
 Address = int
 OLDEST_DRIVER = 13000  # CUDA version that the driver must support: cubins come from NVRTC 13.0
+# Whatever fails inside a step leaves a context in which every further call fails.
+_LOST = ": this process has lost the GPU and must start again, UF_CHECK=1 would name the node"
 _OTHERWISE = "run on the CPU with UF_BACKEND=numpy"
 
 
-def check(result: tuple[Any, ...], what: str) -> Any:
+def check(result: tuple[Any, ...], what: str, remedy: str = "") -> Any:
     """The values of a driver call.
 
     Raises:
@@ -30,7 +32,7 @@ def check(result: tuple[Any, ...], what: str) -> Any:
     """
     error, *values = result
     if error != cu.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"{what} failed: {_words(error)}")
+        raise DeviceError(f"{what} failed: {_words(error)}{remedy}")
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -219,7 +221,7 @@ class Stream:
 
     def wait(self) -> None:
         """Wait until everything queued is done, without holding the interpreter lock."""
-        check(cu.cuStreamSynchronize(self.handle), "a step")
+        check(cu.cuStreamSynchronize(self.handle), "a step", _LOST)
 
 
 class Graph:

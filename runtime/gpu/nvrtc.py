@@ -161,7 +161,7 @@ def _check(error: nvrtc.nvrtcResult, stem: str, arch: str, log: str) -> None:
 def _read(path: Path) -> bytes | None:
     try:
         raw = path.read_bytes()
-    except FileNotFoundError:
+    except OSError:  # not there, or not readable: writing will say what is wrong with the folder
         return None
     digest, body = raw[:_HASH_BYTES], raw[_HASH_BYTES:]
     return body if blake3(body).digest() == digest else None
