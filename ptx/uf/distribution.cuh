@@ -54,6 +54,7 @@ template <class F> UF_DEVICE double total_of_ids(Workspace& w, int n, F f) {
 }
 template <class F> UF_DEVICE int pick(Workspace& w, int n, double u, F f) {
     double target = u * total_of_ids(w, n, f);
+    __syncthreads();
     int piece = (n + TOPK_THREADS - 1) / TOPK_THREADS, start = threadIdx.x * piece;
     if (threadIdx.x == 0) w.found = n - 1;
     __syncthreads();
@@ -90,6 +91,7 @@ template <class Logit> UF_DEVICE int argmax(Workspace& w, int n, Logit logit) {
 
 // The id of the `count`-th logit equal to `bits`, in id order.
 template <class Logit> UF_DEVICE int nth_equal(Workspace& w, int n, u32 bits, int count, Logit logit) {
+    __syncthreads();  // `found` may still be read from an earlier search
     if (threadIdx.x == 0) w.topk.base = 0, w.found = n - 1;
     __syncthreads();
     for (int start = 0; start < n; start += TOPK_THREADS) {
@@ -138,13 +140,15 @@ template <class Logit> UF_DEVICE void keep_mass(Workspace& w, int n, Logit logit
         prefix |= (u32)w.found << shift;
     }
     // All logits at the threshold weigh the same: how many of them are needed.
+    __syncthreads();  // the last digit may still be read
     if (thread == 0) {
         float l = from_bits(prefix & 0x80000000u ? prefix & 0x7FFFFFFFu : ~prefix);
         u64 one = (u64)(exp(((double)l - (double)d.peak) / (double)d.temperature) * FIXED + 0.5);
         w.found = one ? (int)((w.target + one - 1) / one) : 1;
     }
     __syncthreads();
-    int last = nth_equal(w, n, prefix, max(w.found, 1), logit);
+    int needed = max(w.found, 1);
+    int last = nth_equal(w, n, prefix, needed, logit);
     d.last_equal = prefix == d.threshold ? min(last, d.last_equal) : last;
     d.threshold = prefix;
 }
