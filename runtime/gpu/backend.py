@@ -203,15 +203,24 @@ class CudaRunner:
                     self._examine(node)
             self._copy_out(stream)
         else:
-            if self._graph is None:
-                self._graph = self._capture(stream)
-            self._graph.launch()
+            self.launch()
         stream.wait()
+
+    def launch(self) -> None:
+        """Queue the whole plan on the backend's stream; the first time captures it."""
+        if self._graph is None:
+            self._graph = self._capture(self._backend.stream)
+        self._graph.launch()
 
     @property
     def nodes(self) -> int:
         """Nodes of the captured graph, 0 before the first run."""
         return self._graph.nodes if self._graph else 0
+
+    @property
+    def io_bytes(self) -> int:
+        """What is copied to the device before a step, and back after it."""
+        return self._io_size
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents, in the host's form.
