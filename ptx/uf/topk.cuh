@@ -4,9 +4,9 @@
 
 constexpr int TOPK_THREADS = 256;
 
-// Order-preserving bits of a float; -inf is smallest.
+// Order-preserving bits of a float; -inf is smallest, both zeros are equal.
 UF_DEVICE u32 order_bits(float x) {
-    u32 b = to_bits(x);
+    u32 b = x == 0.0f ? 0u : to_bits(x);
     return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
 
