@@ -76,8 +76,9 @@ def _open_cuda(
     keep_scratch: bool,
 ) -> Backend:
     backend = cuda_backend()
-    if config.world != 1:
+    if config.world != 1 or len(config.gpus) != 1:
         raise ConfigError(
-            f"world {config.world} on GPUs is not built yet: use world 1, or UF_BACKEND=numpy"
+            f"world {config.world} on GPUs {config.gpus} is not built yet: use world 1 on one GPU, "
+            f"or UF_BACKEND=numpy"
         )
     return backend.open(config, index, model, progress, keep_scratch=keep_scratch)

@@ -52,6 +52,7 @@ class RuntimeConfig:
     attention_weights: str = "fp32"
     cache_dir: Path = field(default_factory=_default_cache_dir)
     check: bool = False
+    gpus: tuple[int, ...] = (0,)  # ordinals, as nvidia-smi lists them
     eager: bool = False  # GPU: launch node by node instead of replaying graphs
     dump: frozenset[str] = frozenset()
 
@@ -156,6 +157,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _ordinals(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ValueError("expected GPU numbers like 0 or 0,1")
+    return tuple(int(part) for part in parts)
+
+
 def _words(text: str) -> frozenset[str]:
     words = frozenset(word.strip() for word in text.split(","))
     if unknown := words - _DUMPS:
@@ -180,6 +188,7 @@ SWITCHES = (
         lambda t: Path(t).expanduser(),
     ),
     Switch("UF_CHECK", "check", "0|1", "check every buffer for NaN after each node", _flag),
+    Switch("UF_GPUS", "gpus", "0,1,...", "which GPUs to use, in rank order", _ordinals),
     Switch("UF_EAGER", "eager", "0|1", "launch GPU kernels one by one, no graphs", _flag),
     Switch(
         "UF_DUMP", "dump", "plan", "write the text of every plan into the cache directory", _words

@@ -35,6 +35,7 @@ from ultraflash.runtime.gpu.driver import (
     upload,
 )
 from ultraflash.runtime.gpu.nvrtc import Unit, compile_units, version
+from ultraflash.runtime.gpu.uploader import Uploader
 from ultraflash.runtime.weights.device import DeviceWeights, Progress, upload_weights
 from ultraflash.runtime.weights.index import CheckpointIndex
 
@@ -79,14 +80,9 @@ class CudaBackend:
             DeviceError: when there is no fitting GPU, or its memory does not suffice.
             WeightsError: when the checkpoint does not fit the model.
         """
-        device = Device.open()
-
-        def place(name: str, array: Array) -> Address:
-            address = allocate(array.nbytes, f"weight {name}")
-            upload(address, array)
-            return address
-
-        weights = upload_weights(index, model, place, progress, config.cache_dir)
+        device = Device.open(config.gpus[0])
+        with Uploader() as uploader:
+            weights = upload_weights(index, model, uploader.place, progress, config.cache_dir)
         return cls(device, weights, config.cache_dir, eager=config.eager, check=config.check,
                    keep_scratch=keep_scratch)  # fmt: skip
 

@@ -157,11 +157,15 @@ class Pinned:
     """Host memory that the device copies from and to without staging."""
 
     def __init__(self, size: int) -> None:
-        """Allocate zeroed bytes; they live as long as the process."""
+        """Allocate zeroed bytes; they live until `close`."""
         self.address: Address = int(check(cu.cuMemAllocHost(max(size, 1)), "pinning host memory"))
         raw = (ctypes.c_uint8 * max(size, 1)).from_address(self.address)
         self.bytes: npt.NDArray[np.uint8] = np.ctypeslib.as_array(raw)
         self.bytes[:] = 0
+
+    def close(self) -> None:
+        """Unpin it; no view may be used afterwards."""
+        check(cu.cuMemFreeHost(self.address), "unpinning host memory")
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A typed window into it."""
