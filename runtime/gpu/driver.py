@@ -252,6 +252,10 @@ class Graph:
         """Queue it."""
         check(cu.cuGraphLaunch(self._exec, self._stream.handle), "launching a graph")
 
+    def close(self) -> None:
+        """Give its memory back; it must not be running."""
+        check(cu.cuGraphExecDestroy(self._exec), "releasing a graph")
+
 
 class Event:
     """A moment of a stream's work."""
