@@ -17,7 +17,7 @@ class Uploader:
     """Places host arrays on the device; leave the `with` block and everything has arrived."""
 
     def __init__(self, buffers: int = BUFFERS, size: int = BUFFER_BYTES) -> None:
-        """Pin the buffers; each has a stream of its own, so that waiting for one waits for it alone."""
+        """Pin the buffers; each has a stream of its own, to be waited for alone."""
         self._lanes = [(Pinned(size), Stream()) for _ in range(buffers)]
         self._size, self._turn = size, 0
 
