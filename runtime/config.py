@@ -54,6 +54,7 @@ class RuntimeConfig:
     check: bool = False
     gpus: tuple[int, ...] = (0,)  # ordinals, as nvidia-smi lists them
     eager: bool = False  # GPU: launch node by node instead of replaying graphs
+    trace: Path | None = None  # a JSON line a step: plan, rows, sequences, ms, tokens accepted
     dump: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -190,6 +191,7 @@ SWITCHES = (
     Switch("UF_CHECK", "check", "0|1", "check every buffer for NaN after each node", _flag),
     Switch("UF_GPUS", "gpus", "0,1,...", "which GPUs to use, in rank order", _ordinals),
     Switch("UF_EAGER", "eager", "0|1", "launch GPU kernels one by one, no graphs", _flag),
+    Switch("UF_TRACE", "trace", "file", "write a JSON line for every step that runs", Path),
     Switch(
         "UF_DUMP", "dump", "plan", "write the text of every plan into the cache directory", _words
     ),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ultraflash.graphs.ced import build_encode, build_replay
 from ultraflash.graphs.decode import build_decode
@@ -33,6 +36,9 @@ class Plans:
         """Nothing is compiled yet."""
         self._build, self._backend, self._config = build, backend, config
         self._runners: dict[tuple[str, int, int], Runner] = {}
+        self._trace = (
+            config.trace.open("a", encoding="utf-8", buffering=1) if config.trace else None
+        )
 
     def decode(self, parts: list[Part]) -> list[Result]:
         """A decode step of all parts together."""
@@ -94,8 +100,11 @@ class Plans:
         return self._runners[key]
 
     def _run(self, runner: Runner, parts: list[Part]) -> list[Result]:
+        started = time.perf_counter()
         write_step(runner, parts)
         runner.run()
+        if self._trace:
+            self._record(runner, parts, started)
         if "io.token" not in runner.plan.buffers:
             return []
         accepted, token = runner.read("io.accepted").tolist(), runner.read("io.token").tolist()
@@ -109,6 +118,21 @@ class Plans:
             Result(a, t, tuple(d), tuple(c))
             for a, t, d, c in zip(accepted, token, drafts, confidence, strict=True)
         ]
+
+    def _record(self, runner: Runner, parts: list[Part], started: float) -> None:
+        assert self._trace is not None
+        plan, ms = runner.plan, (time.perf_counter() - started) * 1e3
+        line: dict[str, Any] = {
+            "plan": plan.name,
+            "rows": sum(len(p.ids) for p in parts),
+            "plan_rows": plan.rows,
+            "sequences": len(parts),
+            "start": parts[0].start,
+            "ms": round(ms, 4),
+        }
+        if "io.accepted" in plan.buffers:
+            line["accepted"] = runner.read("io.accepted").tolist()[: len(parts)]
+        self._trace.write(json.dumps(line) + "\n")
 
     def _compile(self, plan: Plan) -> Runner:
         if "plan" in self._config.dump:
