@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ultraflash.graphs.ced import build_encode, build_replay
@@ -36,9 +37,6 @@ class Plans:
         """Nothing is compiled yet."""
         self._build, self._backend, self._config = build, backend, config
         self._runners: dict[tuple[str, int, int], Runner] = {}
-        self._trace = (
-            config.trace.open("a", encoding="utf-8", buffering=1) if config.trace else None
-        )
 
     def decode(self, parts: list[Part]) -> list[Result]:
         """A decode step of all parts together."""
@@ -103,8 +101,8 @@ class Plans:
         started = time.perf_counter()
         write_step(runner, parts)
         runner.run()
-        if self._trace:
-            self._record(runner, parts, started)
+        if self._config.trace:
+            self._record(self._config.trace, runner, parts, started)
         if "io.token" not in runner.plan.buffers:
             return []
         accepted, token = runner.read("io.accepted").tolist(), runner.read("io.token").tolist()
@@ -119,8 +117,7 @@ class Plans:
             for a, t, d, c in zip(accepted, token, drafts, confidence, strict=True)
         ]
 
-    def _record(self, runner: Runner, parts: list[Part], started: float) -> None:
-        assert self._trace is not None
+    def _record(self, file: Path, runner: Runner, parts: list[Part], started: float) -> None:
         plan, ms = runner.plan, (time.perf_counter() - started) * 1e3
         line: dict[str, Any] = {
             "plan": plan.name,
@@ -132,7 +129,8 @@ class Plans:
         }
         if "io.accepted" in plan.buffers:
             line["accepted"] = runner.read("io.accepted").tolist()[: len(parts)]
-        self._trace.write(json.dumps(line) + "\n")
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
 
     def _compile(self, plan: Plan) -> Runner:
         if "plan" in self._config.dump:

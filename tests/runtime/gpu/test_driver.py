@@ -151,6 +151,8 @@ def test_pinned_memory_is_zeroed_and_seen_through_typed_windows(cuda: FakeCuda) 
     assert not pinned.bytes.any()
     pinned.view(16, (2, 3), np.float32)[1, 2] = 1.0
     assert pinned.view(16 + 4 * 5, (1,), np.uint32)[0] == 0x3F800000
+    pinned.close()
+    assert cuda.pinned == {}
 
 
 def test_a_graph_runs_what_was_queued_each_time_it_is_launched(cuda: FakeCuda) -> None:
@@ -166,6 +168,7 @@ def test_a_graph_runs_what_was_queued_each_time_it_is_launched(cuda: FakeCuda) -
         stream.wait()
         download(address, back)
         assert (back == value).all()
+    graph.close()
 
 
 def test_events_measure_what_lies_between_them(cuda: FakeCuda) -> None:
