@@ -43,6 +43,7 @@ class FakeCuda:
     # function, grid, block, shared
     launches: list[tuple[Any, ...]] = field(default_factory=list, repr=False)
     allocated: dict[int, Any] = field(default_factory=dict, repr=False)
+    pinned: dict[int, Any] = field(default_factory=dict, repr=False)
     graph_launches: int = 0
     _capture: list[Callable[[], None]] | None = None
 
@@ -116,8 +117,12 @@ class FakeCuda:
 
     def cuMemAllocHost(self, size: int) -> tuple[Any, ...]:
         memory = np.full(size, 0xCD, np.uint8)
-        self._pinned = [*getattr(self, "_pinned", []), memory]
+        self.pinned[memory.ctypes.data] = memory
         return OK, memory.ctypes.data
+
+    def cuMemFreeHost(self, address: int) -> tuple[Any, ...]:
+        del self.pinned[address]
+        return (OK,)
 
     def cuMemsetD8(self, address: int, value: int, size: int) -> tuple[Any, ...]:
         self._inside(address, size)
