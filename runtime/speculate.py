@@ -45,7 +45,8 @@ class Widths:
     ) -> None:  # fmt: skip
         """After a step of `ms` milliseconds: times, rate and the worth of confidences."""
         step = len(kept) + sum(kept), len(kept)
-        first, _ = step not in self._ran, self._ran.add(step)
+        first = step not in self._ran
+        self._ran.add(step)
         if first or not all(confidences):
             return  # the first run of a width compiles; plain decoding teaches nothing
         accepted = np.array([r.accepted for r in results], np.int64)

@@ -124,7 +124,8 @@ class _Series:
     log: list[str]
 
     def median(self, name: str) -> float:
-        return round(statistics.median(getattr(m, name) for m in self.meters), 1)
+        middle: float = statistics.median(getattr(m, name) for m in self.meters)
+        return round(middle, 1)
 
     def logged(self, field: str) -> float:
         """Median of a field of the `request_end` lines; the first answer only warmed up."""

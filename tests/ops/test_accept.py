@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.chances import biased, chances
 from helpers.compare import assert_same_bits, assert_within
 from helpers.formats import F32
 from helpers.invariance import Choice, assert_rows_alone, every_choice
@@ -55,30 +56,13 @@ class Ask:
 
 def final_logits(ask: Ask) -> list[float]:
     """With bias, mask and ban, as float32."""
-    out = [np.float32(v) for v in ask.logits]
-    for token, value in ask.bias:
-        out[token] = np.float32(out[token] + np.float32(value))
     gone = ask.forbidden | {ask.banned}
-    return [-INF if t in gone else float(v) for t, v in enumerate(out)]
+    return [-INF if t in gone else v for t, v in enumerate(biased(ask.logits, ask.bias))]
 
 
 def exact(ask: Ask) -> list[float]:
     """The distribution of the token, temperature > 0."""
-    logits = final_logits(ask)
-    peak = max(logits)
-    temperature = float(np.float32(ask.temperature))
-    p = [math.exp((v - peak) / temperature) for v in logits]
-    order = sorted(range(len(p)), key=lambda t: (-p[t], t))
-    if ask.top_k:
-        order = order[: ask.top_k]
-    if ask.top_p < 1:
-        total, reached, kept = math.fsum(p[t] for t in order), 0.0, 0
-        while reached < float(np.float32(ask.top_p)) * total:
-            reached += p[order[kept]]
-            kept += 1
-        order = order[: max(kept, 1)]
-    total = math.fsum(p[t] for t in order)
-    return [p[t] / total if t in order else 0.0 for t in range(len(p))]
+    return chances(final_logits(ask), ask.temperature, ask.top_p, ask.top_k)
 
 
 def words(size: int, forbidden: frozenset[int]) -> npt.NDArray[np.uint32]:
@@ -115,12 +99,12 @@ def one_row_each(*columns: npt.NDArray[Any]) -> Sampled:
     )
     count = len(logits)
     rows = np.arange(count, dtype=np.int32)
-    accepted, *rest = Accept.reference(
+    accepted, token, logprob, top_ids, top_logprobs = Accept.reference(
         logits, rows * 0, rows, position - 1, np.arange(count + 1, dtype=np.int32), None,
         mask, bias_ids, bias, banned, temperature, top_p, top_k, seed, step, want,
     )  # fmt: skip
     assert not accepted.any()
-    return tuple(rest)
+    return token, logprob, top_ids, top_logprobs
 
 
 def sample(*asks: Ask) -> Sampled:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from helpers.attending import PLAIN, assert_row, plain, rounded_in_groups
-from helpers.compare import assert_is_bf16, assert_same_bits, assert_within
+from helpers.compare import Array, assert_is_bf16, assert_same_bits, assert_within
 from helpers.formats import F32, F64, U8, dequantise, quantise
 from helpers.invariance import Choice, every_choice
 from helpers.ops import assert_cost, assert_launch, scratch, state, weight
@@ -77,18 +78,18 @@ class Case:
         which = np.arange(len(self.at)) if chosen is None else np.asarray(chosen)
         slot, at = np.array(self.at, np.int32)[which].T
         position = (at[:, None] + np.arange(self.block)).astype(np.int32)
-        flat = [
-            a[which].reshape(-1, *a.shape[2:])
-            for a in (self.q, self.codes, self.scales, self.cos, self.sin)
-        ]
-        q, codes, scales, cos, sin = flat
         y = DraftAttention.reference(
-            q, codes, scales, *self.rings(), self.sink, cos, sin,
+            self.rows(self.q, which), self.rows(self.codes, which), self.rows(self.scales, which),
+            *self.rings(), self.sink, self.rows(self.cos, which), self.rows(self.sin, which),
             np.repeat(slot, self.block), position.reshape(-1),
             self.window, self.block, round_weights,
         )  # fmt: skip
         assert y.shape == (len(which) * self.block, self.heads * self.dim)
         return y.reshape(len(which), self.block, -1)
+
+    def rows(self, values: Array, which: npt.NDArray[Any]) -> Array:
+        """Block rows of the chosen places, one after the other."""
+        return values[which].reshape(-1, *values.shape[2:])
 
     def keys(self, number: int) -> F64:
         """Ring rows max(0, p-W+1) .. p, then the whole block: the same for all its queries."""

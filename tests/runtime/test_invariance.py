@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from helpers.rig import TINY, Rig, assert_bits, assert_same_bits
@@ -26,8 +26,10 @@ from ultraflash.runtime.probe import Probe
 from ultraflash.runtime.step_io import Part
 
 LONGEST = 150
-# Fixed examples: CI and a desk see the same ones, and a rare rounding tie cannot come and go.
+# Fixed examples: CI and a desk see the same ones, and a rare rounding tie cannot come and go. They
+# are small enough as they are: to shrink a failure takes minutes.
 fixed = settings(
+    phases=[Phase.generate],
     deadline=None,
     derandomize=True,
     database=None,
@@ -124,6 +126,8 @@ def test_padded_prefill_chunks(rig: Rig, rounded: bool, chunks: list[tuple[int, 
 
 
 def test_idle_rows_touch_no_slot(rig: Rig) -> None:
+    for slot in range(rig.capacity.slots):  # the last one is what a slot of -1 would hit
+        rig.extend(slot, 0, some_ids(slot, 20))
     rig.extend(SLOT, 0, IDS[:20])
     before = {name: array.copy() for name, array in rig.state().items()}
     rig.step([Part(SLOT, 20, IDS[20:21])], rows=8, sequences=4)

@@ -1,0 +1,565 @@
+"""The draft plan inside the decode plan (model.md 5.3, 6; architecture.md 3): what a block may see,
+what may change it, and what steps leave behind.
+
+Acceptance is forced here: a step's rows are the right continuation and then wrong tokens, and the
+plan is told between `accept` and what follows how many drafts stayed. tiny-a has a window of 16 and
+rings of 64.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from helpers.drafting import Behind, DraftRig, assert_same_result
+from helpers.golden_plans import tiny_model
+from helpers.rig import assert_bits, assert_same_bits
+from ultraflash.graphs.capacity import Capacity
+from ultraflash.graphs.decode import build_decode
+from ultraflash.graphs.draw import pick
+from ultraflash.graphs.ops.attention import Attention
+from ultraflash.graphs.ops.comm import AllGather, AllReduce
+from ultraflash.graphs.ops.confidence import Confidence
+from ultraflash.graphs.ops.draft_attention import DraftAttention
+from ultraflash.graphs.ops.draft_rows import DraftRows
+from ultraflash.graphs.ops.draft_sample import DraftSample
+from ultraflash.graphs.ops.embed import Embed
+from ultraflash.graphs.ops.gate import Gate
+from ultraflash.graphs.ops.markov_embed import MarkovEmbed
+from ultraflash.graphs.ops.ring_write import RingWrite
+from ultraflash.graphs.ops.rope_table import RopeTable
+from ultraflash.graphs.philox import Purpose, uniform
+from ultraflash.graphs.plan import Life, Op, Plan
+from ultraflash.graphs.prefill import build_prefill
+from ultraflash.graphs.release import release_model
+from ultraflash.graphs.sampling import distribution
+from ultraflash.graphs.step import Build
+from ultraflash.graphs.verify import block_verify, verify_draws
+from ultraflash.runtime.backend import Array
+from ultraflash.runtime.step_io import Draw, Part, write_step
+from ultraflash.runtime.weights.table import weight_table
+
+BLOCKS = (5, 6, 7)
+IDS: list[int] = np.random.default_rng(4).integers(3, 480, 150).tolist()
+OTHER: list[int] = np.random.default_rng(5).integers(3, 480, 150).tolist()
+SAMPLED = Draw(temperature=1.3, top_p=0.9, seed=77, step=3)
+every_block = pytest.mark.parametrize("block", BLOCKS)
+draws = pytest.mark.parametrize("draw", [Draw(), SAMPLED], ids=["greedy", "sampled"])
+
+
+@functools.cache
+def rig(block: int) -> DraftRig:
+    return DraftRig(block)
+
+
+def wrong(ids: list[int], seed: int = 0) -> list[int]:
+    """Other tokens than these, at every place."""
+    by = np.random.default_rng(seed).integers(1, 470, len(ids)).tolist()
+    return [3 + (token - 3 + more) % 477 for token, more in zip(ids, by, strict=True)]
+
+
+def verified(rows: int, accepted: int, start: int, seed: int = 0) -> list[int]:
+    """A step's tokens at `start`: the anchor, `accepted` right drafts, wrong ones."""
+    right = IDS[start : start + 1 + accepted]
+    return right + wrong(IDS[start + 1 + accepted : start + rows], seed)
+
+
+# --- what the plan is made of ---
+
+CAPACITY = Capacity(slots=3, max_seq=256)
+
+
+@functools.cache
+def release(block: int = 5, rows: int = 6, world: int = 1) -> Plan:
+    return build_decode(Build(release_model(), CAPACITY, world=world, block=block), rows, 1)
+
+
+def found(plan: Plan, kind: type[Op], prefix: str = "draft") -> list[Op]:
+    return [n.op for n in plan.nodes if isinstance(n.op, kind) and n.label.startswith(f"{prefix}.")]
+
+
+@every_block
+def test_a_decode_step_verifies_then_appends_then_drafts(block: int) -> None:
+    plan = release(block)
+    spans = [plan.span(name) for name in ("head", "accept", "context", "draft")]
+    assert all(a.stop == b.start for a, b in pairwise(spans))
+    assert spans[-1].stop == len(plan.nodes)
+
+
+@every_block
+def test_the_stages_of_the_release(block: int) -> None:
+    """Three layers of ratio 0 with their own weights: 128 experts of which 3, no Engram."""
+    plan = release(block)
+    attends = [op for op in found(plan, DraftAttention) if isinstance(op, DraftAttention)]
+    gates = [op for op in found(plan, Gate) if isinstance(op, Gate)]
+    assert len(attends) == len(gates) == 3
+    assert not found(plan, Attention)
+    for stage, (attend, gate) in enumerate(zip(attends, gates, strict=True)):
+        assert (attend.window, attend.block) == (128, block)
+        assert attend.ring_codes.name == f"draft.stage{stage}.ring_codes"
+        assert attend.sink.name == f"mtp.{stage}.attn.attn_sink"
+        assert attend.q.shape == (block, 64, 512)
+        assert (gate.w.shape, gate.k) == ((128, 5120), 3)
+        assert gate.is_image.name == "draft.text"  # the text bias, whatever the target's rows were
+    tables = {op.cos.name: op for op in found(plan, RopeTable) if isinstance(op, RopeTable)}
+    table = tables[attends[0].cos.name]
+    assert (table.freq.name, table.position.name, table.offset) == ("rope.plain", "draft.at", 0)
+
+
+@every_block
+def test_the_heads_of_the_release(block: int) -> None:
+    """Embedding and head are the target's; a token, a draw and a confidence for each place."""
+    plan = release(block)
+    (embed,), (rows,) = found(plan, Embed), found(plan, DraftRows)
+    assert isinstance(embed, Embed)
+    assert isinstance(rows, DraftRows)
+    assert (embed.table.name, embed.copies) == ("embed", 4)
+    assert (rows.block, rows.noise) == (block, 128799)
+    assert (rows.token.name, rows.accepted.name) == ("io.token", "io.accepted")
+    assert plan.buffers["draft.logits"].shape == (block, 129280)
+    for kind in (MarkovEmbed, DraftSample, Confidence):
+        ops = found(plan, kind)
+        assert [op.index for op in ops] == list(range(block))  # type: ignore[attr-defined]
+    confidences = [op for op in found(plan, Confidence) if isinstance(op, Confidence)]
+    assert {op.h.name for op in confidences} == {"draft.h"}  # not the normed `draft.in`
+    order = [type(n.op) for n in plan.nodes if isinstance(n.op, MarkovEmbed | DraftSample)]
+    assert order == [MarkovEmbed, DraftSample] * block
+
+
+def test_taps_of_the_release() -> None:
+    """Means of the inputs of layers 37, 38, 39, in this order, side by side."""
+    plan = release()
+    labels = [n.label for n in plan.nodes if n.label.endswith(".tap")]
+    assert labels == ["L37.tap", "L38.tap", "L39.tap"]
+    assert plan.buffers["L39.tap"].shape == (6, 15360)
+    taps = [n.op for n in plan.nodes if n.label.endswith(".tap")]
+    for number, op in zip((37, 38, 39), taps, strict=True):
+        assert op.x.name == f"L{number - 1}.X"  # type: ignore[attr-defined]
+
+
+@every_block
+def test_context_rows_are_written_once_before_any_block_reads_them(block: int) -> None:
+    plan = release(block)
+    writes = {n.op.ring.name: i for i, n in enumerate(plan.nodes) if isinstance(n.op, RingWrite)}
+    assert len(writes) == sum(isinstance(n.op, RingWrite) for n in plan.nodes)
+    rings = {r.name for r in plan.of_life(Life.STATE) if r.name.startswith("draft.stage")}
+    assert len(rings) == 6
+    assert rings <= writes.keys()
+    first = plan.span("draft").start
+    assert all(writes[name] < first for name in rings)  # and block rows are never stored
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_all_weights_are_used_and_split_as_the_table_says(world: int) -> None:
+    table, plan = weight_table(release_model()), release(world=world)
+    used = {ref.name: ref for ref in plan.of_life(Life.WEIGHT)}
+    # Bias of image rows: a draft's rows are text, but its gate names the tensor.
+    assert used.keys() == table.keys()
+    for name, ref in used.items():
+        whole = list(table[name].shape)
+        if (axis := table[name].axis) is not None:
+            whole[axis] //= world
+        assert ref.shape == tuple(whole), name
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_what_ranks_exchange_to_draft(world: int) -> None:
+    """Two sums a stage, the block's logits, a correction for each place: fp32 parts."""
+    plan = release(world=world)
+    assert len(found(plan, AllReduce)) == 2 * 3
+    assert len(found(plan, AllGather)) == 1 + 5
+    assert not found(plan, AllReduce, "context")
+
+
+def test_every_prefill_appends_and_only_the_last_one_drafts() -> None:
+    build = Build(release_model(), CAPACITY, block=5)
+    whole, part = build_prefill(build, 64), build_prefill(build, 64, ends=False)
+    for plan in (whole, part):
+        assert [n.label for n in plan.nodes[plan.span("context")]] == [
+            n.label for n in release().nodes[release().span("context")]
+        ]
+    assert [n.label for n in whole.nodes[whole.span("draft")]] == [
+        n.label for n in release().nodes[release().span("draft")]
+    ]
+    assert not found(part, Op)
+
+
+def test_bytes_of_a_draft() -> None:
+    """Weights read for one block at least: attention, mixes, heads, shared experts, and at most
+    5 x 3 routed experts a stage (model.md 2.4)."""
+    span = release().span("draft")
+    moved = sum(n.op.cost().nbytes for n in release().nodes[span])
+    routed, shared = 3 * 5 * 3 * 18_800_640, 106_272_000
+    heads = 5 * 2 * 129280 * 256 + 2 * 129280 * 5120
+    attention = 474_774_152 - 15360 * 5120  # all the rest, without main_proj
+    least = routed + shared + heads + attention
+    assert least * 0.97 < moved < least * 1.05
+
+
+@pytest.mark.parametrize("block", [0, 5])
+def test_without_drafts_among_its_rows_a_step_needs_no_q(block: int) -> None:
+    build = Build(tiny_model(), CAPACITY, block=block)
+    assert build_decode(build, 3, 3).nodes[-1].label == (f"draft.{block - 1}.confidence" if block
+                                                         else "accept")  # fmt: skip
+    for rows, sequences in ((3, 3), (4, 3)):
+        plan = build_decode(build, rows, sequences)
+        (op,) = [n.op for n in plan.nodes if n.label == "accept"]
+        assert (op.q is not None) == (block > 0 and rows > sequences)  # type: ignore[attr-defined]
+
+
+# --- what a block sees ---
+
+
+def intervened(rig: DraftRig, name: str, change: Array, span: str, start: int = 40) -> Array:
+    """The draft's streams of every stage when `name` is changed behind the nodes of `span`."""
+    runner = rig.decoder(1)
+    part = Part(0, start, IDS[start : start + 1])
+    rig.ran(runner, part)
+    split = runner.plan.span(span).stop
+    runner.run(slice(0, split))
+    runner.write(name, runner.read(name) * change)
+    runner.run(slice(split, len(runner.plan.nodes)))
+    return np.stack([runner.read(f"draft.stage{n}.X") for n in range(rig.model.draft_stages)])
+
+
+@every_block
+def test_every_row_of_a_block_sees_every_row(block: int) -> None:
+    """Already in the first stage, later rows included: a block is not causal."""
+    r = rig(block)
+    r.prefill(0, IDS[:40])
+    same = intervened(r, "draft.x", np.ones((block, 1, 1), np.float32), "draft.embed")
+    for row in range(block):
+        change = np.ones((block, 1, 1), np.float32)
+        change[row] = 1.5
+        streams = intervened(r, "draft.x", change, "draft.embed")
+        assert (streams[0] != same[0]).any(axis=(1, 2)).all(), row
+
+
+@every_block
+@pytest.mark.parametrize("at", [9, 30, 70])
+def test_every_row_of_a_block_sees_the_same_window(block: int, at: int) -> None:
+    """The 16 rows up to the last accepted one; neither older ones nor what was rejected."""
+    r = rig(block)
+    rows = 5
+    part = Part(0, at, verified(rows, 1, at))
+    r.prefill(0, IDS[:at])
+    forced(r, [part], [1], [IDS[at + 2]])
+    runner, last = r.decoder(rows), at + 1
+    span = runner.plan.span("draft")
+    ring, size = r.backend._state[0]["draft.stage0.ring_codes"], r.capacity.ring(r.model)
+
+    def streams() -> Array:
+        runner.run(span)
+        return runner.read("draft.stage0.X").copy()
+
+    same = streams()
+    for position in range(last - 20, last + 5):
+        kept = ring[0, position % size].copy()
+        ring[0, position % size] ^= 0x80  # all signs
+        seen = (streams() != same).any(axis=(1, 2))
+        ring[0, position % size] = kept
+        inside = max(0, last - r.model.window + 1) <= position <= last
+        assert seen.all() if inside else not seen.any(), position
+
+
+@every_block
+def test_a_block_of_another_size_proposes_otherwise(block: int) -> None:
+    """Its rows see each other, so widening it is not only appending."""
+    wider = block % 7 + 5 if block == 7 else block + 1
+    mine, other = rig(block).prefill(0, IDS[:50]), rig(wider).prefill(0, IDS[:50])
+    assert (len(mine.drafts), len(other.drafts)) == (block, wider)
+    assert mine.token == other.token
+    assert_bits(mine.logits, other.logits, "the target does not know")
+    both = min(block, wider)
+    assert (mine.confidence[:both] != other.confidence[:both]).all()
+
+
+def test_behind_a_single_token() -> None:
+    """The window is that one row (model.md 6.2: defined at p = 0 too)."""
+    behind = rig(5).prefill(1, IDS[:1])
+    again = rig(5).decode(Part(2, 0, IDS[:1]))[0]
+    assert_same_result(again, behind)
+
+
+# --- what may not change a block ---
+
+
+def forced(
+    rig: DraftRig, parts: list[Part], accepted: list[int], tokens: list[int], rows: int = 0
+) -> list[Behind]:
+    """A decode step that goes on as if so many drafts had stayed, with these tokens behind."""
+    count = rows or sum(len(part.ids) for part in parts)
+    runner = rig.decoder(count, len(parts))
+    write_step(runner, parts)
+    split = runner.plan.span("accept").stop
+    runner.run(slice(0, split))
+    runner.write("io.accepted", np.array(accepted))
+    runner.write("io.token", np.array(tokens))
+    runner.run(slice(split, len(runner.plan.nodes)))
+    return rig.results(runner, *parts)
+
+
+def assert_same_block(got: Behind, want: Behind, where: str) -> None:
+    assert got.drafts == want.drafts, where
+    assert_bits(got.confidence, want.confidence, f"{where} confidence")
+
+
+@every_block
+@draws
+@pytest.mark.parametrize("start", [14, 61])
+def test_rejected_rows_never_change_the_next_block(block: int, draw: Draw, start: int) -> None:
+    """As many rows as there are, whatever stood in those that were rejected."""
+    r = rig(block)
+    r.prefill(0, IDS[:start])
+    for accepted in range(block + 1):
+        token = IDS[start + accepted + 1]
+        blocks = []
+        for rows in sorted({1 + accepted, min(2 + accepted, block + 1), block + 1}):
+            # Behind the first step, what it rejected stands in the rings as well.
+            part = Part(0, start, verified(rows, accepted, start, rows), draw)
+            (got,) = forced(r, [part], [accepted], [token])
+            blocks.append((got, r.drawn_from(0)))
+        for got, q in blocks[1:]:
+            assert_same_block(got, blocks[0][0], f"{accepted} accepted")
+            assert_bits(q, blocks[0][1], f"q behind {accepted} accepted")
+
+
+@draws
+def test_neighbours_and_idle_rows_do_not_change_a_block(draw: Draw) -> None:
+    """Ragged sequences in any order, wider plans, other draws beside it."""
+    r, start = rig(5), 33
+    part = Part(0, start, verified(4, 2, start), draw)
+    r.prefill(0, IDS[:start])
+    (want,) = forced(r, [part], [2], [7])
+    q = r.drawn_from(0)
+    other = Part(2, 20, OTHER[20:23], replace(SAMPLED, temperature=2.0, seed=5))
+    third = Part(1, 50, OTHER[50:51])
+    for number, parts in enumerate(([other, part], [part, other], [third, part, other])):
+        r.prefill(2, OTHER[:20])
+        r.prefill(1, OTHER[:50])
+        r.prefill(0, IDS[:start])
+        accepted = [2 if p is part else 0 for p in parts]
+        got = forced(r, parts, accepted, [7] * len(parts), rows=12)
+        mine = next(n for n, p in enumerate(parts) if p is part)
+        assert_same_block(got[mine], want, f"among {number}")
+        assert_bits(r.drawn_from(0), q, f"q among {number}")
+
+
+@draws
+def test_idle_sequences_touch_no_slot(draw: Draw) -> None:
+    r = rig(5)
+    for slot in range(4):
+        r.prefill(slot, OTHER[: 20 + slot], draw)
+    before = {name: array.copy() for name, array in r.backend._state[0].items()}
+    r.decode(Part(1, 21, OTHER[21:23], draw), rows=8, sequences=3)
+    for name, array in r.backend._state[0].items():
+        assert_bits(array[[0, 2, 3]], before[name][[0, 2, 3]], name)
+
+
+@every_block
+def test_a_prefill_proposes_what_a_decode_step_would(block: int) -> None:
+    """So that the first decode step is an ordinary one (architecture.md 3)."""
+    r = rig(block)
+    for length in (2, 17, 64):
+        want = r.prefill(0, IDS[:length], SAMPLED)
+        q = r.drawn_from(0)
+        r.prefill(1, IDS[: length - 1])
+        (got,) = r.decode(Part(1, length - 1, IDS[length - 1 : length], SAMPLED))
+        assert_same_result(got, want, f"{length}")
+        assert_bits(r.drawn_from(1), q, f"{length} q")
+
+
+# --- what steps leave ---
+
+
+FIRST, LAST = 9, 108  # lengths of the plain run: rings of 64 wrap, a window has passed since
+
+
+@functools.cache
+def plain(block: int) -> dict[int, tuple[Behind, dict[str, Array]]]:
+    """One row a step: the block behind every length, and the live state."""
+    r = rig(block)
+    r.prefill(1, IDS[:FIRST])
+    found = {}
+    for at in range(FIRST, LAST):
+        (behind,) = forced(r, [Part(1, at, IDS[at : at + 1])], [0], [IDS[at + 1]])
+        found[at + 1] = behind, r.live(1, at + 1)
+    return found
+
+
+@pytest.mark.parametrize(("block", "start"), [(5, 9), (5, 10), (6, 9), (7, 10)])
+def test_rings_after_steps_of_every_length_are_those_of_a_plain_run(block: int, start: int) -> None:
+    """Each acceptance length at odd and even positions and across ring wraps: all live state, and
+    the block proposed from it."""
+    r, at, seen = rig(block), start, set()
+    r.prefill(0, IDS[:start])
+    lengths = [*range(block + 1), *range(block, -1, -1), *range(0, block + 1, 2)]
+    for number, accepted in enumerate(lengths * 3):
+        if at + accepted + 1 > LAST:
+            break
+        seen.add((accepted, at % 2))
+        part = Part(0, at, verified(block + 1, accepted, at, number))
+        (got,) = forced(r, [part], [accepted], [IDS[at + accepted + 1]])
+        at += accepted + 1
+        want, live = plain(block)[at]
+        assert_same_block(got, want, f"{accepted} accepted before {at}")
+        assert_same_bits(r.live(0, at), live, f"{accepted} accepted before {at}")
+    assert at > 64 + 32
+    assert {accepted for accepted, _ in seen} == set(range(block + 1))
+    assert len(seen) > block + 1, "some lengths at odd and at even positions"
+
+
+# --- the chain of drafts ---
+
+
+def replayed(rig: DraftRig, draw: Draw) -> tuple[Behind, Array]:
+    """A step of one row behind 40 tokens; and its drafts' logits [B, V], correction included."""
+    rig.prefill(0, IDS[:40])
+    runner = rig.decoder(1)
+    (behind,) = forced(rig, [Part(0, 40, IDS[40:41], draw)], [0], [IDS[41]])
+    markov = [runner.read(f"draft.{i}.markov")[0] for i in range(len(behind.drafts))]
+    return behind, runner.read("draft.logits") + np.stack(markov)
+
+
+@every_block
+def test_greedy_drafts_are_the_largest_corrected_logits(block: int) -> None:
+    behind, logits = replayed(rig(block), Draw())
+    assert list(behind.drafts) == logits.argmax(axis=1).tolist()
+
+
+@every_block
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sampled_drafts_come_from_q_at_their_positions(block: int, seed: int) -> None:
+    """The first draft stands behind the anchor, which stands at 41."""
+    r, draw = rig(block), Draw(temperature=0.9, top_p=0.95, top_k=50, seed=seed, step=6)
+    behind, logits = replayed(r, draw)
+    q = r.drawn_from(0)
+    for i, token in enumerate(behind.drafts):
+        p = distribution(logits[i], float(np.float32(0.9)), float(np.float32(0.95)), 50)
+        assert_bits(q[i], p.astype(np.float32), f"q {i}")
+        u = uniform(
+            np.array([seed], np.uint64), np.array([42 + i], np.int32), np.array([6], np.int32),
+            Purpose.DRAFT,
+        )[0]  # fmt: skip
+        assert token == pick(q[i].astype(np.float64), float(u))
+
+
+@every_block
+def test_nothing_behind_a_draft_decides_about_it(block: int) -> None:
+    """c_i and the logits of draft i depend on drafts before i alone: the width rule rests on it."""
+    runs = [replayed(rig(block), replace(SAMPLED, seed=seed, temperature=2.0)) for seed in range(6)]
+    compared = 0
+    for (a, logits_a), (b, logits_b) in pairwise(runs):
+        same = next((i for i in range(block) if a.drafts[i] != b.drafts[i]), block)
+        for i in range(min(same + 1, block)):
+            assert_bits(a.confidence[i : i + 1], b.confidence[i : i + 1], f"c_{i}")
+            assert_bits(logits_a[i], logits_b[i], f"logits {i}")
+            compared += 1
+        for i in range(same + 1, min(same + 2, block)):
+            assert a.confidence[i] != b.confidence[i]
+    assert compared >= 5
+
+
+@every_block
+def test_verification_knows_what_the_drafts_were_drawn_from(block: int) -> None:
+    """From one step to the next through the slot's q: against the rule, by hand."""
+    r, counts = rig(block), set()
+    for seed in range(8):
+        draw = Draw(temperature=3.0, top_k=4, seed=seed)
+        behind = r.prefill(2, IDS[:30], draw)
+        q = r.drawn_from(2).astype(np.float64)[None]
+        ids = [behind.token, *behind.drafts]
+        (got,) = r.decode(Part(2, 30, ids, replace(draw, step=1)))
+        p = np.stack([distribution(row, 3.0, 1.0, 4) for row in got.logits])[None]
+        drafts = np.array([behind.drafts], np.int32)
+        numbers = verify_draws(
+            np.array([seed], np.uint64), np.array([31], np.int32), np.ones(1, np.int32), block
+        )
+        accepted, token = block_verify(p, q, drafts, *numbers)
+        assert (got.accepted, got.token) == (accepted[0], token[0])
+        counts.add(got.accepted)
+    assert len(counts) > 1
+
+
+# --- several ranks ---
+
+
+PARTS = ("codes", "scales")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> DraftRig:
+    return DraftRig(5, world=2)
+
+
+def drafted_from(rig: DraftRig, taps: Array, anchor: int) -> dict[str, Array]:
+    """A block behind the given drafting inputs: what the draft stages make of equal inputs."""
+    count, tap = len(taps), f"L{max(rig.model.draft_targets)}.tap"
+    runner = rig.decoder(count)
+    write_step(runner, [Part(0, 0, [0] * count)])
+    runner.run(runner.plan.span("step"))
+    runner.write(tap, taps)
+    runner.run(runner.plan.span("context"))
+    runner.write("io.token", np.array([anchor]))
+    runner.write("io.accepted", np.array([count - 1]))
+    runner.run(runner.plan.span("draft"))
+    name = "draft.logits" if rig.backend.world == 1 else "draft.logits_all"
+    values = {n: runner.read(n) for n in ("draft.h", "io.confidence", "io.drafts")}
+    return {**values, "logits": runner.read(name)}
+
+
+def rms(values: list[Array]) -> float:
+    return float(np.sqrt(np.mean(np.square(np.concatenate(values), dtype=np.float64))))
+
+
+def test_ranks_draft_what_one_does(ranks: DraftRig) -> None:
+    """From equal taps context rows are equal to the bit. Then sums over ranks move an ulp, which
+    takes blocks no farther than the other rounding of attention weights does."""
+    single, rounded = rig(5), DraftRig(5)
+    rounded.build = replace(rounded.build, round_attention=True)
+    drift: dict[tuple[str, DraftRig], list[Array]] = {}
+    for number in range(8):
+        ids = np.random.default_rng(number).integers(3, 480, 21).tolist()
+        runner = single.decoder(20)
+        single.ran(runner, Part(0, 0, ids[:20]))
+        taps = runner.read(f"L{max(single.model.draft_targets)}.tap")
+        one = drafted_from(single, taps, ids[20])
+        for other in (ranks, rounded):
+            block = drafted_from(other, taps, ids[20])
+            for rank, state in enumerate(other.backend._state):
+                for name in (f"draft.stage{n}.ring_{p}" for n in range(3) for p in PARTS):
+                    want = single.backend._state[0][name][0, :20]
+                    assert_bits(state[name][0, :20], want, f"{name} of rank {rank}")
+            for name, value in block.items():
+                drift.setdefault((name, other), []).append(value - one[name])
+    for name in ("draft.h", "logits", "io.confidence"):
+        assert 0 < rms(drift[name, ranks]) <= 1.25 * rms(drift[name, rounded]), name
+    moved = np.concatenate(drift["io.drafts", ranks]) != 0
+    assert moved.mean() <= 0.1, "drafts themselves"
+
+
+def test_ranks_hold_the_same_drafts(ranks: DraftRig) -> None:
+    ranks.prefill(0, IDS[:40], SAMPLED)
+    ranks.decode(Part(0, 40, IDS[40:44], SAMPLED))
+    runner = ranks.decoder(4)
+    names = ("io.token", "io.accepted", "io.drafts", "io.confidence", "draft.h", "draft.logits_all")
+    for name in names:
+        assert_bits(runner.read(name, 1), runner.read(name, 0), name)
+    for name, array in ranks.state().items():
+        assert_bits(ranks.state(1)[name], array, name)
+    q = [state["draft.q"] for state in ranks.backend._state]
+    assert_bits(q[1], q[0], "q")
+
+
+def test_rows_and_rejections_do_not_matter_to_ranks_either(ranks: DraftRig) -> None:
+    ranks.prefill(0, IDS[:40])
+    (want,) = forced(ranks, [Part(0, 40, verified(3, 2, 40))], [2], [IDS[43]])
+    live = ranks.live(0, 43)
+    ranks.prefill(0, IDS[:40])
+    (got,) = forced(ranks, [Part(0, 40, verified(6, 2, 40))], [2], [IDS[43]])
+    assert_same_block(got, want, "6 rows")
+    assert_same_bits(ranks.live(0, 43), live, "6 rows")
