@@ -86,11 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     config = gpu_arguments.settings(options)
     build = gpu_arguments.chosen_build(options, config)
+    if options.steps < 2:
+        raise ConfigError(f"--steps must be at least 2, got {options.steps}")
     if options.length + max(options.rows) > build.capacity.max_seq:
         raise ConfigError(
             f"--length {options.length} and {max(options.rows)} rows do not fit into a context of "
             f"{build.capacity.max_seq}"
         )
+    gpu_arguments.check_drafts(max(options.rows), build.block, options.temperature)
     backend_class = cuda_backend()
     prepare_cache_dir(config)
     index = CheckpointIndex.open(config.checkpoint)

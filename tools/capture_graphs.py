@@ -162,9 +162,10 @@ def _compiled(wanted: Sequence[tuple[Unit, str]], cache: Path, threads: int) -> 
         MofNCompleteColumn(),
         TextColumn("{task.fields[now]}"),
     )
+    console = Console(stderr=True)
     with (
         ThreadPoolExecutor(threads) as pool,
-        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
         task = bar.add_task("", total=len(wanted), now="")
         for future in as_completed([pool.submit(one, *item) for item in wanted]):

@@ -30,6 +30,7 @@ from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.step_io import Draw, Part, write_constants, write_step
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.load import load_weights
+from ultraflash.tools.gpu_arguments import check_drafts
 
 _EXACT = ("i32", "u32", "i64", "u64", "u8")
 # Relative to a buffer's rms: some ulps of bf16 at its largest values. Wrong terms are far above it.
@@ -40,7 +41,7 @@ in units of the buffer's rms. Equal buffers are only counted, unless --all is gi
 
 examples, each after python -m ultraflash.tools.diff_plan:
   (nothing)                            four rows of the bundled tiny model
-  CHECKPOINT --rows 8 --temperature 0.8
+  CHECKPOINT --rows 6 --temperature 0.8
                                        verification and drawing, too
   CHECKPOINT --label L4.attn           only the nodes of one layer's attention
   CHECKPOINT --free                    the GPU goes on from its own values: differences add up
@@ -180,6 +181,7 @@ def _run(options: argparse.Namespace) -> Iterator[Difference]:
             f"--rows and --length must be at least 1, got {options.rows} and {options.length}"
         )
     model, index = Model.from_checkpoint(config.checkpoint), CheckpointIndex.open(config.checkpoint)
+    check_drafts(options.rows, config.block(model), options.temperature)
     backend_class = cuda_backend()
     prepare_cache_dir(config)
     cuda = backend_class.open(config, index, model, keep_scratch=True)

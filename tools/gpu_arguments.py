@@ -80,6 +80,19 @@ def architectures(text: str) -> tuple[str, ...]:
     return found
 
 
+def check_drafts(rows: int, block: int, temperature: float) -> None:
+    """Refuse a step that verifies drafts that no block has: what they were drawn from is not there.
+
+    Raises:
+        ConfigError: naming rows, block and the remedy.
+    """
+    if temperature and rows > block + 1:
+        raise ConfigError(
+            f"{rows} rows of one conversation verify {rows - 1} drafts and a block has {block}: "
+            f"use --block {rows - 1}, fewer --rows, or --temperature 0, which compares ids alone"
+        )
+
+
 def settings(options: argparse.Namespace) -> RuntimeConfig:
     """The engine's settings: switches of the environment, then these arguments.
 

@@ -103,9 +103,11 @@ def _position(op: Op, ref: Ref, setting: Setting, rng: np.random.Generator) -> A
 
 
 def _row_start(op: Op, ref: Ref, setting: Setting, rng: np.random.Generator) -> Array:
-    """Rows in equal parts."""
+    """Rows in equal parts; where drafts are verified, no more than a block has and one."""
     refs = {name: r for name, r in op.refs if name not in op.OUT}
     rows = next(refs[name] for name in ("slot", "x", "value") if name in refs).shape[0]
+    if "q" in refs and refs["q"].life is Life.STATE:
+        rows = min(rows, (refs["q"].shape[1] + 1) * (ref.shape[0] - 1))
     return np.linspace(0, rows, ref.shape[0]).astype(np.int64)
 
 

@@ -293,12 +293,18 @@ def _asks(made: Inputs, rng: np.random.Generator, sequences: int, vocab: int) ->
     made["bias"] = (2 * bias).astype(np.float32)
 
 
+def _spread(logits: Array, rng: np.random.Generator) -> Array:
+    """Wider; in half of the cases with many equal ones."""
+    wide: Array = (2 * logits).astype(np.float32)
+    return np.round(wide * 2) / np.float32(2) if rng.random() < 0.5 else wide
+
+
 def _accept(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
     assert rows is not None
     count, vocab = op.logits.shape
     _asks(made, rng, len(rows.row_start) - 1, vocab)
     made["want_logprobs"] = (rng.random(op.want_logprobs.shape) < 0.5).astype(np.int32)
-    logits = (2 * made["logits"]).astype(np.float32)
+    logits = _spread(made["logits"], rng)
     logits[np.arange(count), rng.integers(0, vocab, count)] += np.float32(5)
     made["logits"] = logits
     allowed = rng.random((count, op.mask.shape[1] * 32)) < rng.choice([0.8, 1.1], (count, 1))
@@ -332,7 +338,9 @@ def _propose(made: Inputs, rng: np.random.Generator, s: int, row: int, index: in
 def _draft_sample(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
     sequences, vocab = op.markov.shape
     _asks(made, rng, sequences, vocab)
-    made["logits"] = (2 * made["logits"]).astype(np.float32)
+    made["logits"] = _spread(made["logits"], rng)
+    if rng.random() < 0.5:
+        made["markov"] = np.round(made["markov"])
     made["drafts"] = rng.integers(0, vocab, op.drafts.shape).astype(np.int32)
 
 

@@ -29,7 +29,7 @@ from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
-from ultraflash.runtime.interpret import NumpyBackend
+from ultraflash.runtime.interpret import NumpyBackend, NumpyRunner
 
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]  # field -> array, of everything that the operation wrote
@@ -125,6 +125,13 @@ def _only(plan: Plan, names: tuple[str, ...]) -> Plan:
 # --- running one ---
 
 
+class Held(Protocol):
+    """One operation, ready to run."""
+
+    def run(self, made: Inputs) -> Outputs:
+        """What the operation wrote, [OUT and UPDATES fields]."""
+
+
 class Ops(Protocol):
     """Something that runs a single operation; `same_sums`: a product's bf16 output is its fp32
     output rounded."""
@@ -136,6 +143,9 @@ class Ops(Protocol):
 
     def run(self, op: Op, made: Inputs) -> Outputs:
         """What the operation wrote, [OUT and UPDATES fields]."""
+
+    def hold(self, op: Op, made: Inputs) -> Held:
+        """The operation with the weights of `made`, to run often."""
 
 
 def single(op: Op) -> Plan:
@@ -158,11 +168,31 @@ def written(op: Op) -> list[tuple[str, Ref]]:
 
 def units(chosen: Iterable[Case]) -> set[Any]:
     """What is compiled for these cases."""
-    from ultraflash.runtime.gpu.args import struct_text
     from ultraflash.runtime.gpu.nvrtc import Unit
 
     ops = [op for case in chosen for op in (case.op, in_f32(case.op)) if op is not None]
-    return {Unit(op.stem(), struct_text(op)) for op in ops}
+    return {Unit.of(op) for op in ops}
+
+
+@dataclass(frozen=True)
+class _CudaHeld:
+    op: Op
+    runner: Any
+
+    def run(self, made: Inputs) -> Outputs:
+        for name, ref in self.op.refs:
+            if ref.life is Life.WEIGHT:
+                continue
+            if ref.life is Life.STATE:
+                self.runner.write_state(ref, made[name])
+            elif name not in self.op.OUT:
+                self.runner.write(ref.name, made[name])
+            elif ref.life is Life.SCRATCH:
+                self.runner.poison(ref)
+            else:
+                self.runner.write(ref.name, poison(ref))
+        self.runner.run(slice(None))
+        return {name: np.array(self.runner.read(ref.name)) for name, ref in written(self.op)}
 
 
 class CudaOps:
@@ -184,26 +214,15 @@ class CudaOps:
         compile_units(units(chosen), self.device.arch, self._cache)
 
     def run(self, op: Op, made: Inputs) -> Outputs:
+        return self.hold(op, made).run(made)
+
+    def hold(self, op: Op, made: Inputs) -> Held:
         from ultraflash.runtime.gpu.backend import CudaBackend
 
-        weights: Any = _Weights({ref.name: self._place(made[f]) for f, ref in op.refs
-                                 if ref.life is Life.WEIGHT})  # fmt: skip
-        runner = CudaBackend(self.device, weights, self._cache, keep_scratch=True).compile(
-            single(op)
-        )
-        for name, ref in op.refs:
-            if ref.life is Life.WEIGHT:
-                continue
-            if ref.life is Life.STATE:
-                runner.write_state(ref, made[name])
-            elif name not in op.OUT:
-                runner.write(ref.name, made[name])
-            elif ref.life is Life.SCRATCH:
-                runner.poison(ref)
-            else:
-                runner.write(ref.name, poison(ref))
-        runner.run(slice(None))
-        return {name: np.array(runner.read(ref.name)) for name, ref in written(op)}
+        placed = {ref.name: self._place(made[f]) for f, ref in op.refs if ref.life is Life.WEIGHT}
+        weights: Any = _Weights(placed)
+        backend = CudaBackend(self.device, weights, self._cache, keep_scratch=True)
+        return _CudaHeld(op, backend.compile(single(op)))
 
     def _place(self, stored: Stored) -> tuple[int, ...]:
         from ultraflash.runtime.gpu.driver import allocate, upload
@@ -228,6 +247,23 @@ class _Weights:
         return self.placed[ref.name]
 
 
+@dataclass(frozen=True)
+class _NumpyHeld:
+    op: Op
+    backend: NumpyBackend
+    runner: NumpyRunner
+
+    def run(self, made: Inputs) -> Outputs:
+        for name, ref in self.op.refs:
+            if ref.life is Life.STATE:
+                self.backend.state(ref, 0)[...] = made[name]
+            elif ref.life is not Life.WEIGHT:
+                fresh = name in self.op.OUT
+                self.runner.write(ref.name, poison(ref) if fresh else made[name].copy())
+        self.runner.run()
+        return {name: np.array(self.runner.read(ref.name)) for name, ref in written(self.op)}
+
+
 class NumpyOps:
     """The interpreter in the device's place: what the cases are tried with on a CPU."""
 
@@ -237,16 +273,12 @@ class NumpyOps:
         """Nothing is compiled here."""
 
     def run(self, op: Op, made: Inputs) -> Outputs:
+        return self.hold(op, made).run(made)
+
+    def hold(self, op: Op, made: Inputs) -> Held:
         weights: Any = _HostWeights(op, made)
         backend = NumpyBackend(weights, check=True)
-        runner = backend.compile(single(op))
-        for name, ref in op.refs:
-            if ref.life is Life.STATE:
-                backend.state(ref, 0)[...] = made[name]
-            elif ref.life is not Life.WEIGHT:
-                runner.write(ref.name, poison(ref) if name in op.OUT else made[name].copy())
-        runner.run()
-        return {name: np.array(runner.read(ref.name)) for name, ref in written(op)}
+        return _NumpyHeld(op, backend, backend.compile(single(op)))
 
 
 @dataclass(frozen=True)

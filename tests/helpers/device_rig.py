@@ -60,7 +60,9 @@ class DeviceRig:
     `kept`: scratch is not shared between buffers, so that logits can be read.
     """
 
-    def __init__(self, *, kept: bool, slots: int = 6, max_seq: int = 256, block: int = BLOCK) -> None:
+    def __init__(
+        self, *, kept: bool, slots: int = 6, max_seq: int = 256, block: int = BLOCK
+    ) -> None:
         self.kept, self.model = kept, Model.from_checkpoint(TINY)
         config = RuntimeConfig.from_env(checkpoint=TINY, backend=BACKEND)
         prepare_cache_dir(config)

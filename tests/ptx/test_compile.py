@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -45,16 +46,15 @@ def nodes() -> list[Node]:
 
 
 @pytest.fixture(scope="module")
-def kernels(nodes: list[Node], tmp_path_factory: pytest.TempPathFactory) -> dict:
+def kernels(nodes: list[Node], kernel_cache: Path) -> dict:
     """(unit, architecture) -> kernel; a `CompileError` of any fails everything here."""
     from ultraflash.runtime.gpu.nvrtc import Unit, compile_units
 
     units = list(dict.fromkeys(Unit.of(node.op) for node in nodes))
-    cache = tmp_path_factory.mktemp("cache")
     return {
         (unit, arch): kernel
         for arch in ptx.ARCHITECTURES
-        for unit, kernel in compile_units(units, arch, cache).items()
+        for unit, kernel in compile_units(units, arch, kernel_cache).items()
     }
 
 
@@ -108,7 +108,7 @@ def _launch_bound(stem: str, arch: str) -> int:
 
 
 def test_the_compiler_lays_arguments_out_as_they_are_packed(
-    nodes: list[Node], tmp_path_factory: pytest.TempPathFactory
+    nodes: list[Node], kernel_cache: Path
 ) -> None:
     """One compilation of every `Args`, all sizes and offsets asserted."""
     from ultraflash.runtime.gpu.args import pack, struct_text
@@ -127,4 +127,4 @@ def test_the_compiler_lays_arguments_out_as_they_are_packed(
             checks.append(f"static_assert({at} == {member.offset}, {why});")
     last_io = next(op for op in ops.values() if op.stem() == "last_io")
     unit = Unit("last_io", struct_text(last_io) + "\n".join(checks))
-    assert compile_unit(unit, "sm_90a", tmp_path_factory.mktemp("cache")).cubin
+    assert compile_unit(unit, "sm_90a", kernel_cache).cubin

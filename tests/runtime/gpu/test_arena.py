@@ -64,12 +64,12 @@ def assert_sound(plan: Plan, arena: Arena) -> None:
     placed = {place.name: place for place in arena.places}
     assert placed.keys() == {ref.name for ref in plan.of_life(Life.SCRATCH)}
     assert len(placed) == len(arena.places)
+    touched: dict[str, list[int]] = {}
+    for number, node in enumerate(plan.nodes):
+        for _, ref in node.op.refs:
+            touched.setdefault(ref.name, []).append(number)
     for name, place in placed.items():
-        touching = [
-            number
-            for number, node in enumerate(plan.nodes)
-            if name in {ref.name for _, ref in node.op.refs}
-        ]
+        touching = touched[name]
         assert (place.first, place.last) == (touching[0], touching[-1])
         assert plan.buffers[name].nbytes <= place.size
         assert place.offset % ALIGNMENT == 0

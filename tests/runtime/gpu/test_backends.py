@@ -29,18 +29,12 @@ from ultraflash.runtime.weights.index import CheckpointIndex
 needs_compiler = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 
 
-@pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kernels are compiled once for all tests here."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def opened(cache_dir: Path) -> Callable[..., Backend]:
+def opened(kernel_cache: Path) -> Callable[..., Backend]:
     """The tiny checkpoint on whatever `settings` choose."""
 
     def opened(**settings: object) -> Backend:
-        config = RuntimeConfig(TINY, cache_dir=cache_dir, **settings)  # type: ignore[arg-type]
+        config = RuntimeConfig(TINY, cache_dir=kernel_cache, **settings)  # type: ignore[arg-type]
         model = Model.from_checkpoint(TINY)
         return open_backend(config, CheckpointIndex.open(TINY), model, keep_scratch=True)
 
@@ -116,9 +110,17 @@ def test_cuda_without_the_bindings(opened: Callable[..., Backend]) -> None:
     assert text.endswith("pip install 'ultraflash[cuda]'")
 
 
-def test_several_ranks(cuda: FakeCuda, opened: Callable[..., Backend]) -> None:
-    text = sentence(ConfigError, lambda: opened(backend="cuda", world=2))
-    assert text.startswith("world 2 on GPUs is not built yet: ")
+@pytest.mark.parametrize("settings", [{"world": 2}, {"gpus": (0, 1)}, {"gpus": ()}])
+def test_several_ranks(
+    cuda: FakeCuda, opened: Callable[..., Backend], settings: dict[str, object]
+) -> None:
+    text = sentence(ConfigError, lambda: opened(backend="cuda", **settings))
+    assert "is not built yet: use world 1 on one GPU" in text
+
+
+def test_another_gpu_than_the_first(cuda: FakeCuda, opened: Callable[..., Backend]) -> None:
+    cuda.gpus = Gpu(), Gpu("NVIDIA B300", (10, 3))
+    assert opened(gpus=(1,)).arch == "sm_103a"
 
 
 def test_weights_that_do_not_fit(cuda: FakeCuda, opened: Callable[..., Backend]) -> None:
