@@ -12,7 +12,9 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -39,6 +41,7 @@ from ultraflash.server.sse import KEEP_ALIVE, ChunkWriter, error_event
 _log = logging.getLogger(__name__)
 
 _FOREVER_S = 3600.0
+_LARGE_BODY = 1 << 20  # bytes; encoding takes about 100 bytes of memory for each
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class ChatService:
     inbox: Inbox
     watcher: HangupWatcher
     keep_alive_s: float
+    _one_large: Lock = field(default_factory=Lock, init=False)  # encoded at a time
 
     def begin(self, data: bytes, client: socket.socket | None) -> ChatCall:
         """Start a request; `client` is watched for a hang-up until the call is closed.
@@ -67,7 +71,8 @@ class ChatService:
         opened = self.link.state.opened
         if opened is None:  # it ended since the gate looked
             raise Unready("the engine process has just ended; try again in a moment")
-        prompt = self.protocol.prepare(body, opened.max_seq)
+        with self._one_large if len(data) > _LARGE_BODY else nullcontext():
+            prompt = self.protocol.prepare(body, opened.max_seq)
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         answer = self.protocol.answer(prompt, request_id, body)
         ticket = self.inbox.admit(len(prompt.ids))

@@ -90,9 +90,14 @@ class ChatProtocol:
     def prepare(self, body: ChatBody, context: int) -> Prompt:
         """Render and encode a request for a context of `context` tokens.
 
+        Text that cannot fit is refused before it is encoded: that takes 100 bytes of memory a byte.
+
         Raises:
             RequestError: when the converter refuses it or the prompt fills the context.
         """
+        least = -(-_text_bytes(body.prompt["messages"]) // self._vocabulary.longest)
+        if least >= context:
+            raise _too_long(context, f"at least {least}")
         fields = {"model": _NAME, **body.prompt}
         try:
             request = recipe.ChatCompletionRequest(fields).convert(self._options[body.model.thinks])
@@ -100,12 +105,7 @@ class ChatProtocol:
             raise _refusal(str(error)) from error
         ids = self._encoding.encode(request.conversation)
         if len(ids) >= context:
-            raise RequestError(
-                "messages",
-                f"this model's maximum context length is {context} tokens, and the messages have "
-                f"{len(ids)}: shorten them so that at least one token is left for the answer",
-                code="context_length_exceeded",
-            )
+            raise _too_long(context, str(len(ids)))
         return Prompt(self, request, ids, context)
 
     def answer(self, prompt: Prompt, answer_id: str, body: ChatBody) -> Answer:
@@ -287,3 +287,24 @@ def _refusal(text: str) -> RequestError:
     text = text.removeprefix("invalid request body: ")[:300]
     named = _FIELD.search(text)
     return RequestError(named[1] if named else "messages", text)
+
+
+def _too_long(context: int, tokens: str) -> RequestError:
+    return RequestError(
+        "messages",
+        f"this model's maximum context length is {context} tokens, and the messages have "
+        f"{tokens}: shorten them so that at least one token is left for the answer",
+        code="context_length_exceeded",
+    )
+
+
+def _text_bytes(messages: Any) -> int:
+    """Bytes of the text of all messages; what is none is left for the converter to refuse."""
+    total = 0
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        parts = content if isinstance(content, list) else [{"text": content}]
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else None
+            total += len(text.encode("utf-8", "replace")) if isinstance(text, str) else 0
+    return total

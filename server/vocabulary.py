@@ -33,6 +33,7 @@ class Vocabulary:
     def __init__(self, table: dict[int, bytes]) -> None:
         """`table` need not be complete: other ids stand for nothing."""
         self._table = table
+        self.longest = max(map(len, table.values()), default=1)  # bytes of the longest token
 
     @classmethod
     def from_file(cls, tokenizer_json: Path) -> Vocabulary:

@@ -156,8 +156,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure the server through HTTP: one request at a time, greedy.",
     )
     parser.add_argument("--checkpoint", help="checkpoint folder (default: the bundled tiny one)")
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="default: 200")
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--tokens", type=_count, default=200, metavar="N", help="default: 200")
+    parser.add_argument("--runs", type=_count, default=3, metavar="N", help="default: 3")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS")
     parser.add_argument(
         "--csv",
@@ -168,6 +168,13 @@ def _parser() -> argparse.ArgumentParser:
         help="append a row (default file: tools/speed/cpu.csv)",
     )
     return parser
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {count}")
+    return count
 
 
 def _table(result: Result) -> Table:

@@ -35,7 +35,10 @@ SPECIAL_TOKENS = (
     ("<\uff5cSystem\uff5c>", "draft_noise", "dspark_noise_token_id"),
     ("<\uff5cdeepseek_image\uff5c>", "image_token", "image_token_id"),
 )
-_ASSISTANT, _USER = "<\uff5cAssistant\uff5c>", "<\uff5cUser\uff5c>"  # no configuration names them
+_ASSISTANT, _USER = "<\uff5cAssistant\uff5c>", "<\uff5cUser\uff5c>"
+# No configuration names these two, so the vocabulary of this size is known by them.
+_RELEASED_VOCAB = 129_280
+_RELEASED_IDS = ((_USER, 128_803), (_ASSISTANT, 128_804))
 
 
 def build_token_map(
@@ -109,6 +112,10 @@ def check_special_ids(tokenizer_json: Path, model: Model) -> None:
             continue  # a checkpoint without vision needs no image token
         if configured != found:
             wrong.append(f"{key} is {configured} but {spelling} has id {found}")
+    for spelling, released in _RELEASED_IDS if model.vocab == _RELEASED_VOCAB else ():
+        found = tokenizer.token_to_id(spelling)
+        if found != released:
+            wrong.append(f"{spelling} is {released} in the released model and has id {found}")
     if wrong:
         raise WeightsError(
             f"{tokenizer_json} does not belong to this config.json: {'; '.join(wrong)}; "

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from helpers.checkpoints import GOLDEN, bundled_model, copy_bundled
 from ultraflash.graphs.model import Model
+from ultraflash.graphs.release import release_model
 from ultraflash.runtime.config import BUNDLED_CHECKPOINT
 from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights import build_token_map, check_special_ids
-from ultraflash.runtime.weights.token_map import compressed_ids
+from ultraflash.runtime.weights.token_map import SPECIAL_TOKENS, compressed_ids
 
 TOKENIZER = GOLDEN / "ckpt" / "tokenizer.json"
 BUNDLED_TOKENIZER = BUNDLED_CHECKPOINT / "tokenizer.json"
@@ -125,6 +126,21 @@ def test_all_that_differ_are_in_one_error() -> None:
     wrong = replace(bundled_model(), bos=5, eos=6)
     with pytest.raises(WeightsError, match=r"bos_token_id is 5 .*; eos_token_id is 6 "):
         check_special_ids(BUNDLED_TOKENIZER, wrong)
+
+
+def test_swapped_turn_openers_of_the_released_vocabulary(tmp_path: Path) -> None:
+    model = release_model()
+    ids = {spelling: getattr(model, field) for spelling, field, _ in SPECIAL_TOKENS}
+    openers = {"<\uff5cUser\uff5c>": 128_803, "<\uff5cAssistant\uff5c>": 128_804}
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(models.WordLevel(ids | openers, unk_token="?")).save(str(path))
+    check_special_ids(path, model)
+    swapped = dict(zip(openers, reversed(openers.values()), strict=True))
+    Tokenizer(models.WordLevel(ids | swapped, unk_token="?")).save(str(path))
+    with pytest.raises(
+        WeightsError, match=r"User.* is 128803 in the released model and has id 128804"
+    ):
+        check_special_ids(path, model)
 
 
 def test_no_image_token_is_needed_without_vision() -> None:

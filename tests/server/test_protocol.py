@@ -151,6 +151,19 @@ def test_a_prompt_that_fills_the_context_is_refused_in_the_words_clients_look_fo
     assert (caught.value.field, caught.value.code) == ("messages", "context_length_exceeded")
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    protocol: ChatProtocol, monkeypatch: pytest.MonkeyPatch, in_parts: bool
+) -> None:
+    text = "Hello" * 1_000_000
+    content = [{"type": "text", "text": text}] if in_parts else text
+    body = body_of({"messages": [{"role": "user", "content": content}]})
+    monkeypatch.setattr(protocol, "_encoding", None)
+    with pytest.raises(RequestError, match=r"have at least [0-9]+: shorten") as caught:
+        protocol.prepare(body, 1024)
+    assert caught.value.code == "context_length_exceeded"
+
+
 @pytest.mark.parametrize(
     ("fields", "default"),
     [

@@ -47,6 +47,14 @@ def _chunk(text: str, tokens: int | None) -> dict[str, object]:
     return {"choices": [{"delta": {"content": text}, "finish_reason": None}], "usage": usage}
 
 
+@pytest.mark.parametrize("option", ["--runs", "--tokens"])
+def test_nothing_cannot_be_measured(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        bench_serve.main([option, "0"])
+    assert caught.value.code == 2
+    assert f"argument {option}: must be at least 1, got 0" in capsys.readouterr().err
+
+
 def test_speed_counts_the_tokens_after_the_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 10.25, 10.75, 11.25])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
