@@ -29,9 +29,11 @@ from ultraflash.graphs.ops.draft_rows import DraftRows
 from ultraflash.graphs.ops.draft_sample import DraftSample
 from ultraflash.graphs.ops.embed import Embed
 from ultraflash.graphs.ops.gate import Gate
+from ultraflash.graphs.ops.linear import Linear
 from ultraflash.graphs.ops.markov_embed import MarkovEmbed
 from ultraflash.graphs.ops.ring_write import RingWrite
 from ultraflash.graphs.ops.rope_table import RopeTable
+from ultraflash.graphs.ops.window_kv import WindowKv
 from ultraflash.graphs.philox import Purpose, uniform
 from ultraflash.graphs.plan import Life, Op, Plan
 from ultraflash.graphs.prefill import build_prefill
@@ -151,6 +153,24 @@ def test_context_rows_are_written_once_before_any_block_reads_them(block: int) -
     assert rings <= writes.keys()
     first = plan.span("draft").start
     assert all(writes[name] < first for name in rings)  # and block rows are never stored
+
+
+def test_context_rows_of_the_release() -> None:
+    """From the normed projection of the taps alone, turned by the plain table at the rows' own
+    positions; no block row takes part (model.md 6.1)."""
+    plan = release()
+    nodes = {n.label: n.op for n in plan.nodes}
+    (made,) = [op for op in found(plan, RopeTable, "step") if op.cos.name == "step.plain.cos"]  # type: ignore[attr-defined]
+    assert made.position.name == "io.position"  # type: ignore[attr-defined]
+    assert nodes["context.main_proj"].x.name == "context.taps_q8"  # type: ignore[attr-defined]
+    for stage in range(3):
+        rows = nodes[f"context.{stage}.window_kv"]
+        assert isinstance(rows, WindowKv)
+        assert (rows.cos.name, rows.sin.name) == ("step.plain.cos", "step.plain.sin")
+        projection = nodes[f"context.{stage}.wkv"]
+        assert isinstance(projection, Linear)
+        assert projection.x.name == "context.main_x_q8"
+        assert projection.w.name == f"mtp.{stage}.attn.wkv"
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 8])

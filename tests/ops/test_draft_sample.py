@@ -21,6 +21,7 @@ from helpers.ops import assert_cost, assert_launch, io, scratch, state
 from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.ops.draft_sample import DraftSample
 from ultraflash.graphs.philox import Purpose, uniform
+from ultraflash.graphs.sampling import distribution
 
 I32 = npt.NDArray[np.int32]
 DRAWS, SLOTS = 3_000, 3
@@ -185,6 +186,25 @@ def test_the_draft_of_a_place_is_that_of_its_row() -> None:
             drafts, more = run([ask], index, 5)
             assert drafts[0, index] == want
             assert_same_bits(more[ask.slot, index], q)
+
+
+def test_where_the_rounding_of_q_decides(rng: np.random.Generator) -> None:
+    """Rare numbers fall between an edge of the exact distribution and one of the kept q."""
+    ask = Ask(tuple(rng.normal(size=1 << 16).tolist()))
+    _, q = draft(ask)
+    p = distribution(ask.corrected, 1.0, 1.0, 0)
+    count = 1 << 20
+    seeds, zero = np.arange(count, dtype=np.uint64), np.zeros(count, np.int32)
+    u = uniform(seeds, zero + np.int32(1), zero, Purpose.DRAFT)
+    exact, kept = (np.cumsum(x.astype(np.float64)) for x in (p, q))
+    differ = np.searchsorted(exact, u * exact[-1], "right") != np.searchsorted(
+        kept, u * kept[-1], "right"
+    )
+    rare = np.flatnonzero(differ)
+    assert 1 <= len(rare) <= 100
+    for seed in rare[:4].tolist():
+        token, _ = draft(replace(ask, seed=seed))
+        assert token == np.searchsorted(kept, u[seed] * kept[-1], "right")
 
 
 def test_a_token_too_unlikely_for_float32_is_never_drawn() -> None:

@@ -12,7 +12,7 @@ from ultraflash.graphs.ops.stream_mean import StreamMean
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("copies", [1, 2, 4])
+@pytest.mark.parametrize("copies", [1, 2, 3, 4])
 def test_mean_of_the_copies(rng: np.random.Generator, rows: int, copies: int) -> None:
     x = activations(rng, rows, copies, 96)
     y = StreamMean.reference(x, None)
