@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from helpers.chi_square import bound, chi_square
 from helpers.device import REHEARSAL, count, report, sized
 from helpers.device_ops import Case, Ops, run_case
 from helpers.device_speculation import DeviceSpeculation, accept_op, draft_op, neutral
 from helpers.device_weights import Shelf
 from helpers.speculation import Speculation, make_toy, total_variation, variation_bound
-from helpers.statistics import bound, chi_square
 from ultraflash import ptx
 from ultraflash.graphs.numerics import F64
 from ultraflash.graphs.philox import Purpose, uniform
