@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_accept(const Args 
                 chance = rest + (1.0 - reach) > 0.0 ? rest / (rest + (1.0 - reach)) : 1.0;
             }
             double coin = uniform(a.seed[s], a.position[first] + i, a.step[s], PURPOSE_ACCEPT);
-            if (coin <= chance) kept = i, scale = reach;
+            if (coin < chance) kept = i, scale = reach;
             __syncthreads();
         }
         auto logit = logit_at(kept);
