@@ -1,6 +1,6 @@
 # Bare `make` lists the verbs. Everything runs in .venv, which the first verb makes.
 .DEFAULT_GOAL := help
-.PHONY: help demo serve dev test exactness golden lint type ci bench format clean run-venv
+.PHONY: help demo serve dev test exactness golden gpu sanitize lint type ci bench format clean run-venv
 
 MAKEFLAGS += --no-print-directory
 PORT ?= 8000
@@ -13,6 +13,8 @@ help:
 	@echo 'make exactness         the long versions: speculative = plain over 2,000 tokens a width, a million draws'
 	@echo 'make bench [ARGS=...]  measure the server: seconds to ready, memory, tokens/s (ARGS="--csv" appends a row)'
 	@echo 'make golden [ARGS=...] the engine against the model authors'"'"' own data, one line an item'
+	@echo 'make gpu [ARGS=...]    the device tests; a machine without a GPU fails them (UF_GPU_QUICK=1: short)'
+	@echo 'make sanitize          compute-sanitizer over one decode step of each width, on a GPU'
 	@echo 'make lint              ruff (rules and format) and the import contracts of the rooms'
 	@echo 'make type              mypy, strict'
 	@echo 'make ci                what .ci/run does: lint, types, tests'
@@ -40,6 +42,12 @@ exactness: dev
 
 golden: run-venv
 	@$(BIN)/python -m ultraflash.tools.check_golden tests/golden/tiny-a $(ARGS)
+
+gpu: dev
+	@UF_REQUIRE_GPU=1 $(BIN)/pytest -m gpu tests/gpu $(ARGS)
+
+sanitize: dev
+	@$(BIN)/python tests/gpu/sanitize.py $(ARGS)
 
 lint: dev
 	@$(BIN)/ruff check .

@@ -89,6 +89,22 @@ class Launch:
     stem: str
     buffers: tuple[str, ...]
     defines: tuple[tuple[str, Any], ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int  # bytes of dynamic shared memory
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How a kernel is spread out: CTAs along x and y, threads, bytes of dynamic shared memory.
+
+    It follows from shapes alone, never from data: a captured graph is never updated.
+    """
+
+    x: int
+    y: int = 1
+    threads: int = 256
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,7 +157,20 @@ class Op:
             for name, ref in self.refs
             for axis, size in enumerate(ref.shape)
         )
-        return Launch(self.stem(), tuple(ref.name for _, ref in self.refs), self.constants + dims)
+        g = self.geometry()
+        return Launch(
+            self.stem(),
+            tuple(ref.name for _, ref in self.refs),
+            self.constants + dims,
+            (g.x, g.y, 1),
+            (g.threads, 1, 1),
+            g.shared,
+        )
+
+    def geometry(self) -> Geometry:
+        """A CTA for each row of the first buffer, unless an operation says otherwise."""
+        first = next(ref for _, ref in self.refs)
+        return Geometry(first.shape[0])
 
     def flops(self) -> int:
         """Multiply-adds times two; 0 for operations that only move data."""

@@ -39,6 +39,13 @@ class Backend(Protocol):
     def world(self) -> int:
         """Number of ranks."""
 
+    @property
+    def arch(self) -> str:
+        """What it runs on: "cpu", or a GPU architecture such as "sm_90a"."""
+
+    def facts(self) -> dict[str, Any]:
+        """What, beside plans and weights, decides the bits of results; part of the fingerprint."""
+
     def compile(self, plan: Plan) -> Runner:
         """Make a plan executable; its state buffers are allocated, zeroed, when first named.
 

@@ -54,6 +54,9 @@ class RuntimeConfig:
     attention_weights: str = "fp32"
     cache_dir: Path = field(default_factory=_default_cache_dir)
     check: bool = False
+    gpus: tuple[int, ...] = (0,)  # ordinals, as nvidia-smi lists them
+    eager: bool = False  # GPU: launch node by node instead of replaying graphs
+    trace: Path | None = None  # a JSON line a step: plan, rows, sequences, ms, tokens accepted
     dump: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -98,10 +101,6 @@ class RuntimeConfig:
             raise ConfigError(
                 f"cannot dump {', '.join(sorted(unknown))}: choose from {', '.join(sorted(_DUMPS))}"
             )
-        if self.backend == "cuda":
-            raise ConfigError(
-                "backend cuda is not built yet: use UF_BACKEND=numpy, or auto to take what there is"
-            )
 
     @classmethod
     def from_env(cls, **overrides: Any) -> RuntimeConfig:
@@ -131,11 +130,6 @@ class RuntimeConfig:
                 )
             return 0
         return model.draft_block if self.draft_block is None else self.draft_block
-
-    @property
-    def resolved_backend(self) -> str:
-        """The backend that `auto` means here: numpy, until there is another."""
-        return "numpy" if self.backend == "auto" else self.backend
 
 
 @dataclass(frozen=True)
@@ -178,6 +172,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _ordinals(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ValueError("expected GPU numbers like 0 or 0,1")
+    return tuple(int(part) for part in parts)
+
+
 def _words(text: str) -> frozenset[str]:
     words = frozenset(word.strip() for word in text.split(","))
     if unknown := words - _DUMPS:
@@ -202,6 +203,9 @@ SWITCHES = (
         lambda t: Path(t).expanduser(),
     ),
     Switch("UF_CHECK", "check", "0|1", "check every buffer for NaN after each node", _flag),
+    Switch("UF_GPUS", "gpus", "0,1,...", "which GPUs to use, in rank order", _ordinals),
+    Switch("UF_EAGER", "eager", "0|1", "launch GPU kernels one by one, no graphs", _flag),
+    Switch("UF_TRACE", "trace", "file", "write a JSON line for every step that runs", Path),
     Switch(
         "UF_DUMP", "dump", "plan", "write the text of every plan into the cache directory", _words
     ),

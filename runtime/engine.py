@@ -16,13 +16,13 @@ from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Life
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.backend import Backend
+from ultraflash.runtime.backends import open_backend
 from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
 from ultraflash.runtime.content import Marks
 from ultraflash.runtime.errors import ConfigError
 from ultraflash.runtime.fingerprint import fingerprint
-from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.plans import Plans, Result
-from ultraflash.runtime.profiles import CPU, DEFAULT_BLOCK, select_profile
+from ultraflash.runtime.profiles import DEFAULT_BLOCK, select_profile
 from ultraflash.runtime.request import Generation, Step, check_request
 from ultraflash.runtime.resume import Kind
 from ultraflash.runtime.reuse import Reuse
@@ -31,7 +31,6 @@ from ultraflash.runtime.snapshot import Layout
 from ultraflash.runtime.speculate import Widths
 from ultraflash.runtime.store import LocalStore, Store
 from ultraflash.runtime.weights.index import CheckpointIndex, weights_digest
-from ultraflash.runtime.weights.load import load_weights
 from ultraflash.runtime.weights.token_map import check_special_ids, turn_marks
 
 Progress = Callable[[int, int], None]
@@ -60,7 +59,7 @@ class Engine:
             config.attention_weights == "bf16",
         )
         self._plans = Plans(build, backend, config)
-        profile = select_profile(CPU, config.world, build.block or DEFAULT_BLOCK)
+        profile = select_profile(backend.arch, config.world, build.block or DEFAULT_BLOCK)
         self._widths = Widths(config.width, profile, config.max_rows, config.max_sequences)
         self._free = list(range(build.capacity.slots))
         self._queue: deque[tuple[str, Generation]] = deque()
@@ -92,10 +91,7 @@ class Engine:
         tokenizer = config.checkpoint / "tokenizer.json"
         check_special_ids(tokenizer, model)
         marks = turn_marks(tokenizer, model)
-        weights = load_weights(
-            index, model, config.world, progress=progress, cache_dir=config.cache_dir
-        )
-        backend = NumpyBackend(weights, config.world, config.check)
+        backend = open_backend(config, index, model, progress)
         engine = cls(model, backend, config, weights_digest(index), marks)
         engine._warm_up()
         engine.use_store(LocalStore(config.store_bytes) if config.store_bytes else None)

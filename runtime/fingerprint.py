@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import msgspec
-import numpy as np
 from blake3 import blake3
 
 from ultraflash.graphs.model import Model
@@ -42,22 +39,7 @@ def fingerprint(
         "prefill": config.prefill,
         "tail": None if config.prefill == "full" else config.tail,
         "attention_weights": config.attention_weights,
-        "backend": config.resolved_backend,
-        "arithmetic": _arithmetic(),
+        "arch": backend.arch,
+        "arithmetic": backend.facts(),
     }
     return blake3(msgspec.json.encode(facts, order="sorted")).hexdigest(length=16)
-
-
-def _arithmetic() -> dict[str, Any]:
-    """What decides the order of sums here: NumPy, its BLAS, and the instructions that these find.
-
-    OpenBLAS chooses its kernels by processor, so the same wheel on two machines may differ.
-    """
-    built: dict[str, Any] = np.show_config(mode="dicts")  # type: ignore[assignment]
-    blas = built.get("Build Dependencies", {}).get("blas", {})
-    return {
-        "machine": platform.machine(),
-        "numpy": np.__version__,
-        "blas": [blas.get("name"), blas.get("version")],
-        "simd": built.get("SIMD Extensions"),
-    }

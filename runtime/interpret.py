@@ -7,6 +7,7 @@ It knows no operation. bf16 buffers are float32 arrays, quantised weights exact 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -51,6 +52,22 @@ class NumpyBackend:
         """
         self.weights, self.world, self.check = weights, world, check
         self._state: list[dict[str, Array]] = [{} for _ in range(world)]
+
+    arch = "cpu"
+
+    def facts(self) -> dict[str, Any]:
+        """NumPy, its BLAS, and the instructions that these find decide the order of sums.
+
+        OpenBLAS chooses its kernels by processor, so the same wheel on two machines may differ.
+        """
+        built: dict[str, Any] = np.show_config(mode="dicts")  # type: ignore[assignment]
+        blas = built.get("Build Dependencies", {}).get("blas", {})
+        return {
+            "machine": platform.machine(),
+            "numpy": np.__version__,
+            "blas": [blas.get("name"), blas.get("version")],
+            "simd": built.get("SIMD Extensions"),
+        }
 
     def compile(self, plan: Plan) -> NumpyRunner:
         """Bind a plan's nodes to weights and state.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from ultraflash.graphs.ced import build_encode, build_replay
 from ultraflash.graphs.decode import build_decode
@@ -94,8 +98,11 @@ class Plans:
         return self._runners[key]
 
     def _run(self, runner: Runner, parts: list[Part]) -> list[Result]:
+        started = time.perf_counter()
         write_step(runner, parts)
         runner.run()
+        if self._config.trace:
+            self._record(self._config.trace, runner, parts, started)
         if "io.token" not in runner.plan.buffers:
             return []
         accepted, token = runner.read("io.accepted").tolist(), runner.read("io.token").tolist()
@@ -109,6 +116,21 @@ class Plans:
             Result(a, t, tuple(d), tuple(c))
             for a, t, d, c in zip(accepted, token, drafts, confidence, strict=True)
         ]
+
+    def _record(self, file: Path, runner: Runner, parts: list[Part], started: float) -> None:
+        plan, ms = runner.plan, (time.perf_counter() - started) * 1e3
+        line: dict[str, Any] = {
+            "plan": plan.name,
+            "rows": sum(len(p.ids) for p in parts),
+            "plan_rows": plan.rows,
+            "sequences": len(parts),
+            "start": parts[0].start,
+            "ms": round(ms, 4),
+        }
+        if "io.accepted" in plan.buffers:
+            line["accepted"] = runner.read("io.accepted").tolist()[: len(parts)]
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
 
     def _compile(self, plan: Plan) -> Runner:
         if "plan" in self._config.dump:

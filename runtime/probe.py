@@ -23,15 +23,16 @@ from ultraflash.graphs.numerics import F32, q8_decode, qmx4_decode, qnv4_decode
 from ultraflash.graphs.plan import Life
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.step import Build
-from ultraflash.runtime.backend import Array, Runner
+from ultraflash.runtime.backend import Array, Backend, Runner
+from ultraflash.runtime.backends import open_backend
+from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import DeviceError
-from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.probe_parts import ProbeParts
 from ultraflash.runtime.resume import Kind
 from ultraflash.runtime.snapshot import Layout
 from ultraflash.runtime.step_io import Part, write_constants, write_step
 from ultraflash.runtime.weights.index import CheckpointIndex
-from ultraflash.runtime.weights.load import load_weights
+from ultraflash.runtime.weights.load import Weights, load_weights
 
 _SLOTS = 4  # sequences that a probe keeps at once; the oldest one makes room
 _RUNNERS = 12
@@ -58,13 +59,14 @@ class Probe(ProbeParts):
     def __init__(
         self,
         model: Model,
-        backend: NumpyBackend,
+        backend: Backend,
+        parts: Weights,
         tokenizer: Tokenizer,
         max_seq: int,
         bf16_weights: bool,
     ) -> None:
         """Use `open`."""
-        super().__init__(model, backend, tokenizer)
+        super().__init__(model, backend, parts, tokenizer)
         self._build = Build(
             model,
             Capacity(_SLOTS, max_seq),
@@ -92,19 +94,15 @@ class Probe(ProbeParts):
             EngineError: when it cannot be loaded, or there is no such backend here. WorldError:
             when it cannot be split over `world` ranks.
         """
-        if backend != "numpy":
-            raise DeviceError(f"there is no backend {backend!r} yet: use numpy")
         checkpoint = Path(checkpoint)
-        model = Model.from_checkpoint(checkpoint)
-        weights = load_weights(CheckpointIndex.open(checkpoint), model, world)
+        model, index = Model.from_checkpoint(checkpoint), CheckpointIndex.open(checkpoint)
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-        return cls(
-            model,
-            NumpyBackend(weights, world, check=True),
-            tokenizer,
-            max_seq,
-            attention_weights == "bf16",
+        config = RuntimeConfig.from_env(
+            checkpoint=checkpoint, backend=backend, world=world, check=backend == "numpy"
         )
+        made = open_backend(config, index, model, keep_scratch=True)
+        parts = load_weights(index, model, 1, names=ProbeParts.weights_of(model))
+        return cls(model, made, parts, tokenizer, max_seq, attention_weights == "bf16")
 
     # --- sequences ---
 

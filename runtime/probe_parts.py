@@ -23,8 +23,8 @@ from ultraflash.graphs.ops.rope import rotate
 from ultraflash.graphs.ops.rope_table import RopeTable
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.rows import I32, I64
-from ultraflash.runtime.backend import Array
-from ultraflash.runtime.interpret import NumpyBackend
+from ultraflash.runtime.backend import Array, Backend
+from ultraflash.runtime.weights.load import Weights
 
 _QUANTISERS = {"q8": (q8, q8_decode), "qmx4": (qmx4, qmx4_decode), "qnv4": (qnv4, qnv4_decode)}
 
@@ -34,9 +34,22 @@ class ProbeParts:
     checkpoint's.
     """
 
-    def __init__(self, model: Model, backend: NumpyBackend, tokenizer: Tokenizer) -> None:
+    @staticmethod
+    def weights_of(model: Model) -> list[str]:
+        """The weights that the parts read, on the host whatever the backend."""
+        mixes = [
+            f"layers.{n}.hc_attn_{part}"
+            for n in range(model.num_layers)
+            for part in ("fn", "scale", "base")
+        ]
+        return [*mixes, *(["engram.token_map"] if model.engram_layers else [])]
+
+    def __init__(
+        self, model: Model, backend: Backend, weights: Weights, tokenizer: Tokenizer
+    ) -> None:
         """Keep what the parts read."""
         self.model, self.backend, self._tokenizer = model, backend, tokenizer
+        self._weights = weights
 
     def quant(self, kind: str, x: F32) -> tuple[U8, U8, F32]:
         """Codes (packed if FP4), scale bytes and values of kind `q8`, `qmx4` or `qnv4`."""
@@ -89,7 +102,7 @@ class ProbeParts:
 
     def token_map(self) -> I64:
         """Compressed id of every token id."""
-        found: I64 = self.backend.weights.host("engram.token_map")
+        found: I64 = self._weights.host("engram.token_map")
         return found
 
     def sinkhorn(self, mixes: F32, scale: F32, base: F32, iters: int) -> tuple[F32, F32, F32]:
@@ -98,7 +111,7 @@ class ProbeParts:
 
     def layer_mix(self, layer: int, stream: F32, y: F32) -> dict[str, Array]:
         """A layer's attention mix: `pre`, `post`, `comb`; `collapse` by that pre; `expand` of y."""
-        m, host = self.model, self.backend.weights.host
+        m, host = self.model, self._weights.host
         fn, scale, base = (host(f"layers.{layer}.hc_attn_{n}") for n in ("fn", "scale", "base"))
         pre, post, comb = HcMix.reference(
             stream, fn, scale, base, m.sinkhorn_iters, m.hc_eps, m.norm_eps

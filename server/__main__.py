@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-sequences", type=int, metavar="N", help="requests that decode at once (4)")
     add("--max-waiting", type=int, metavar="N", help="requests that may wait beside them (64)")
     add("--world", type=int, metavar="N", help="ranks to split the model over (1)")
+    add("--gpus", metavar="0,1", help="which GPUs to use (0; without one the CPU serves)")
     add("--drain-seconds", type=float, metavar="S", help="from SIGTERM to closing the port (2)")
     return parser
 
@@ -124,6 +125,7 @@ def _configure(options: argparse.Namespace) -> ServerConfig:
         "max_sequences": options.max_sequences,
         "max_waiting": options.max_waiting,
         "world": options.world,
+        "gpus": options.gpus,
         "drain_s": options.drain_seconds,
     }
     given = {name: value for name, value in named.items() if value is not None}

@@ -36,6 +36,7 @@ class ServerConfig:
     context: int | None = None
     max_sequences: int = 4
     world: int = 1
+    gpus: str | None = None  # GPU numbers, "0,1"; handed on to the engine as they are
     max_waiting: int = 64
     max_waiting_tokens: int = 4_000_000
     drain_s: float = 2.0
@@ -184,6 +185,7 @@ SETTINGS = (
     Setting("UF_CONTEXT", "context", int, 1),
     Setting("UF_MAX_SEQUENCES", "max_sequences", int, 1),
     Setting("UF_WORLD", "world", int, 1),
+    Setting("UF_GPUS", "gpus", str),
     Setting("UF_MAX_WAITING", "max_waiting", int, 0),
     Setting("UF_MAX_WAITING_TOKENS", "max_waiting_tokens", int, 1),
     Setting("UF_DRAIN_SECONDS", "drain_s", float, 0),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Matrices of the tiny models are too small to share: on two busy cores a second BLAS thread made
 # the tests several times slower, as each waits for the other by spinning. Read at numpy's import.
@@ -16,6 +18,9 @@ import numpy as np
 import pytest
 
 from helpers.devices import num_gpus
+
+if TYPE_CHECKING:
+    from helpers.fake_cuda import FakeCuda
 
 
 @pytest.fixture
@@ -27,6 +32,23 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """A driver made of host memory in the place of the real one, on any machine."""
+    from helpers.fake_cuda import FakeCuda  # here: most tests do without the CUDA bindings
+    from ultraflash.runtime.gpu import driver
+
+    fake = FakeCuda()
+    monkeypatch.setattr(driver, "cu", fake)
+    return fake
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where compiled kernels are kept, so that each is compiled once in a run of tests."""
+    return tmp_path_factory.mktemp("kernels")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

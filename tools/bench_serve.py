@@ -8,16 +8,13 @@ time, greedy, a fixed prompt and length, so that two rows of the CSV compare.
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import os
 import platform
 import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +23,10 @@ from rich.table import Table
 
 from ultraflash.tools.chat_client import ChatError, Meter, chat_body, model_name, stream_chat
 from ultraflash.tools.local_server import LocalServer, ServerError
+from ultraflash.tools.speed_table import FOLDER, append, commit, today
 
 _PROMPT = "implement the tetris game. output HTML code directly - no explanation."
-_ROOT = Path(__file__).resolve().parent.parent
-_CSV = _ROOT / "tools" / "speed" / "cpu.csv"
+_CSV = FOLDER / "cpu.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +89,8 @@ def measure(checkpoint: str | None, tokens: int, runs: int, timeout: float) -> R
     )
     drafted = _series(checkpoint, tokens, runs, timeout, {})
     return Result(
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        commit=_commit(),
+        date=today(),
+        commit=commit(),
         machine=_machine(),
         cores=_cores(),
         load=load,
@@ -153,17 +150,6 @@ def _series(
     return _Series(ready_s, memory, meters[1:], log)
 
 
-def append(path: Path, result: Result) -> None:
-    """Add one row; a new file gets the header first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Result)], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(asdict(result))
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ultraflash.tools.bench_serve",
@@ -221,15 +207,6 @@ def _load() -> float:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
 
 
 def _machine() -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64
 from ultraflash.graphs.philox import U32, U64
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.sampling import TOP_LOGPROBS, constrain, distribution, log_softmax
 from ultraflash.graphs.verify import block_verify, greedy_verify, verify_draws
@@ -106,6 +106,10 @@ class Accept(Op):
             if want_logprobs[s]:
                 logs.fill(own.start, final, [*drafts[0, : kept[0]].tolist(), int(last[0])])
         return accepted, token, logs.logprob, logs.top_ids, logs.top_logprobs
+
+    def geometry(self) -> Geometry:
+        """A CTA a sequence."""
+        return Geometry(self.token.shape[0])
 
     def state_bytes(self) -> int:
         """The distribution of every draft among the rows."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64, U8, q8_decode, qnv4_decode, to_bf16
 from ultraflash.graphs.ops.rope import rotate
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32, looked_back
 
 _KEY_GROUP = 64  # keys that the model authors' kernel takes at once
@@ -49,6 +49,11 @@ def softmax_values_bf16(logits: F32, keys: F64, sink: F32) -> F32:
         peak = new_peak
     mixed: F32 = (values / (total + np.exp(sink[:, None] - peak))).astype(np.float32)
     return mixed
+
+
+def attend_shared(count: int, dim: int) -> int:
+    """Bytes of shared memory: a weight a key, a factor a group of keys, one output row."""
+    return 4 * (count + -(-count // _KEY_GROUP) + dim)
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,12 @@ class Attention(Op):
         )
         mixed = (softmax_values_bf16 if round_weights else softmax_values)(logits, wide, sink)
         return rotate(to_bf16(mixed), cos, -sin).reshape(len(q), -1)
+
+    def geometry(self) -> Geometry:
+        """A CTA a head."""
+        rows, heads, dim = self.q.shape
+        count = self.window + (self.sel.shape[1] if self.sel else 0)
+        return Geometry(rows, heads, 128, attend_shared(count, dim))
 
     def state_bytes(self) -> int:
         """Window and selected entries of every row."""

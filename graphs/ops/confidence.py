@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64
-from ultraflash.graphs.plan import Cost, Op, Ref
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Confidence(Op):
         block = len(h) // len(me)
         both = np.concatenate([h[index::block], me], axis=1).astype(np.float64)
         y[:, index] = (both @ w[0]).astype(np.float32)
+
+    def geometry(self) -> Geometry:
+        """A CTA a sequence."""
+        return Geometry(self.me.shape[0])
 
     def cost(self) -> Cost:
         """One draft of each sequence, and the head's weights."""

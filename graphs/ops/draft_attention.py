@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, U8, q8_decode, to_bf16
-from ultraflash.graphs.ops.attention import softmax_values, softmax_values_bf16
+from ultraflash.graphs.ops.attention import attend_shared, softmax_values, softmax_values_bf16
 from ultraflash.graphs.ops.rope import rotate
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -74,6 +74,11 @@ class DraftAttention(Op):
         mix = softmax_values_bf16 if round_weights else softmax_values
         mixed = mix(logits, wide, np.tile(sink, block)).reshape(rows, heads, dim)
         return rotate(to_bf16(mixed), cos, -sin).reshape(rows, -1)
+
+    def geometry(self) -> Geometry:
+        """A CTA a head."""
+        rows, heads, dim = self.q.shape
+        return Geometry(rows, heads, 128, attend_shared(self.window + self.block, dim))
 
     def state_bytes(self) -> int:
         """The window of every sequence."""

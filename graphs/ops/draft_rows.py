@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -62,3 +62,7 @@ class DraftRows(Op):
             at_slot,
             np.zeros(ids.size, np.int32),
         )
+
+    def geometry(self) -> Geometry:
+        """A CTA a sequence."""
+        return Geometry(self.token.shape[0], threads=32)

@@ -10,7 +10,7 @@ import numpy as np
 from ultraflash.graphs.draw import pick
 from ultraflash.graphs.numerics import F32
 from ultraflash.graphs.philox import U64, Purpose, uniform
-from ultraflash.graphs.plan import Cost, Op, Ref
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.sampling import add_bias, distribution
 
@@ -76,6 +76,10 @@ class DraftSample(Op):
             p = distribution(final, float(temperature[s]), float(top_p[s]), int(top_k[s]))
             q[where, index] = p
             drafts[s, index] = pick(q[where, index].astype(np.float64), float(draw[s]))
+
+    def geometry(self) -> Geometry:
+        """A CTA a sequence."""
+        return Geometry(self.markov.shape[0])
 
     def cost(self) -> Cost:
         """Of the block's rows one of each sequence."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ultraflash.graphs.numerics import F32, U8, q8_decode
-from ultraflash.graphs.plan import Cost, Op, Ref
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I64
 
 
@@ -40,6 +40,10 @@ class EngramGather(Op):
     def reference(rows: I64, table: Rows8) -> F32:
         """Exact; reads only the named rows."""
         return q8_decode(table.codes[rows], table.scales[rows]).reshape(len(rows), -1)
+
+    def geometry(self) -> Geometry:
+        """A CTA a table row."""
+        return Geometry(self.rows.shape[1], self.rows.shape[0], threads=128)
 
     def cost(self) -> Cost:
         """The named rows with their scales."""

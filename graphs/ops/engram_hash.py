@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ultraflash.graphs.ops.engram_ids import DEAD
-from ultraflash.graphs.plan import Cost, Op, Ref
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32, I64, looked_back
 
 
@@ -70,6 +70,10 @@ class EngramHash(Op):
         grams = looked_back(ids, history, back, slot, position, row_start).astype(np.int64)
         grams = live_grams(grams, back > position[:, None], int(token_map[pad_token]))
         return hash_rows(grams, multipliers, primes, offsets)
+
+    def geometry(self) -> Geometry:
+        """A thread a column."""
+        return Geometry(self.ids.shape[0], threads=-(-self.primes.shape[0] // 32) * 32)
 
     def cost(self) -> Cost:
         """Rows, the history they reach back to, constants, and one entry of the map."""

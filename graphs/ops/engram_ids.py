@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ultraflash.graphs.plan import Cost, Op, Ref
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32, I64
 
 DEAD = -1  # an image position: it ends every n-gram that reaches back to it
@@ -29,6 +29,10 @@ class EngramIds(Op):
     def reference(ids: I32, is_image: I32, token_map: I64) -> I32:
         """Exact."""
         return np.where(is_image > 0, DEAD, token_map[ids]).astype(np.int32)
+
+    def geometry(self) -> Geometry:
+        """A thread a row."""
+        return Geometry(-(-self.ids.shape[0] // 128), threads=128)
 
     def cost(self) -> Cost:
         """Only the rows' own entries of the map are read."""

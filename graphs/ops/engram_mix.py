@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, mean_square, sigmoid, to_bf16
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -50,3 +50,7 @@ class EngramMix(Op):
         gate = sigmoid(np.copysign(np.sqrt(np.maximum(np.abs(dot), np.float32(1e-6))), dot))
         gate = np.where(is_image[:, None] > 0, np.float32(0), gate)
         return to_bf16(x + gate[:, :, None] * value)
+
+    def geometry(self) -> Geometry:
+        """A CTA a copy."""
+        return Geometry(self.x.shape[1], self.x.shape[0])

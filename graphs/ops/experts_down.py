@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64, round_bf16
 from ultraflash.graphs.ops.experts_up import experts_cost
-from ultraflash.graphs.plan import Cost, Op, Ref
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -37,6 +38,10 @@ class ExpertsDown(Op):
             out = wide[rows, places] @ w2[expert].T
             y[rows, places] = round_bf16(out) if rounded else out.astype(np.float32)
         return y
+
+    def geometry(self) -> Geometry:
+        """A warp an output of one row and expert."""
+        return Geometry(-(-self.w2.shape[1] // 4), prod(self.ids.shape), threads=128)
 
     def cost(self) -> Cost:
         """Weights of as many experts as can be distinct at most."""

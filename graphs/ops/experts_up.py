@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64, round_bf16, to_bf16
 from ultraflash.graphs.ops.swiglu import swiglu
-from ultraflash.graphs.plan import Cost, Op, Ref
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -41,6 +42,10 @@ class ExpertsUp(Op):
             up = round_bf16(wide[rows] @ w3[expert].T)
             y[rows, places] = to_bf16(weight[rows, places, None] * swiglu(gate, up, limit))
         return y
+
+    def geometry(self) -> Geometry:
+        """A warp an output of one row and expert."""
+        return Geometry(-(-self.w1.shape[1] // 4), prod(self.ids.shape), threads=128)
 
     def cost(self) -> Cost:
         """Weights of as many experts as can be distinct at most."""

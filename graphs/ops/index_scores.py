@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, U8, qmx4_decode
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -57,6 +57,11 @@ class IndexScores(Op):
             score[np.arange(most) >= reach[rows, None]] = -np.inf
             y[rows, :most] = score
         return y
+
+    def geometry(self) -> Geometry:
+        """A thread an entry, the query in shared memory."""
+        _, heads, dim = self.q.shape
+        return Geometry(-(-self.y.shape[1] // 128), self.y.shape[0], 128, 4 * heads * dim)
 
     def state_bytes(self) -> int:
         """All keys of every sequence that the step serves."""

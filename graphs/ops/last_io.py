@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -38,3 +38,7 @@ class LastIo(Op):
         last, busy = np.maximum(row_start[1:] - 1, 0), np.diff(row_start) > 0
         start = np.concatenate([[0], np.cumsum(busy)]).astype(np.int32)
         return ids[last], np.where(busy, slot[last], -1).astype(np.int32), position[last], start
+
+    def geometry(self) -> Geometry:
+        """One thread."""
+        return Geometry(1, threads=1)

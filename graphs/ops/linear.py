@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64, round_bf16
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class Linear(Op):
             split = w.reshape(groups, -1, w.shape[-1]).transpose(0, 2, 1)
             total = (parts @ split).transpose(1, 0, 2).reshape(len(x), -1)
         return round_bf16(total) if rounded else total.astype(np.float32)
+
+    def geometry(self) -> Geometry:
+        """A warp a column."""
+        return Geometry(-(-self.w.shape[0] // 4), threads=128)
 
     def flops(self) -> int:
         """Two a weight and row."""

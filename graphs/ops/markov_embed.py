@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.plan import Cost, Op, Ref
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -29,6 +29,10 @@ class MarkovEmbed(Op):
     def reference(anchor: I32, drafts: I32, table: F32, index: int) -> F32:
         """A gather; exact."""
         return table[anchor if index == 0 else drafts[:, index - 1]]
+
+    def geometry(self) -> Geometry:
+        """A CTA a sequence."""
+        return Geometry(self.anchor.shape[0], threads=128)
 
     def cost(self) -> Cost:
         """Only the gathered rows."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from ultraflash.graphs.numerics import F32, fake_q8
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
 @dataclass(frozen=True)
@@ -23,3 +24,7 @@ class Quant8(Op):
     def reference(x: F32) -> F32:
         """Bit-exact."""
         return fake_q8(x)
+
+    def geometry(self) -> Geometry:
+        """A thread an element."""
+        return Geometry(-(-prod(self.x.shape) // 256))

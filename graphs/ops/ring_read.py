@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -29,6 +29,10 @@ class RingRead(Op):
         """A copy; exact."""
         rows: npt.NDArray[Any] = ring[slot, position & (ring.shape[1] - 1)]
         return rows
+
+    def geometry(self) -> Geometry:
+        """A CTA a row."""
+        return Geometry(self.position.shape[0])
 
     def state_bytes(self) -> int:
         """The rows read."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, silu, to_bf16
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
 def swiglu(gate: F32, up: F32, limit: float) -> F32:
@@ -33,3 +34,7 @@ class Swiglu(Op):
     def reference(gate: F32, up: F32, limit: float) -> F32:
         """float32 inside, rounded to bf16 once."""
         return to_bf16(swiglu(gate, up, limit))
+
+    def geometry(self) -> Geometry:
+        """A thread an element."""
+        return Geometry(-(-prod(self.y.shape) // 256))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -27,3 +27,7 @@ class TakeLast(Op):
     def reference(x: F32, row_start: I32) -> F32:
         """A copy; exact."""
         return x[np.maximum(row_start[1:] - 1, 0)]
+
+    def geometry(self) -> Geometry:
+        """A CTA a sequence."""
+        return Geometry(self.y.shape[0])

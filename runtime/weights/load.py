@@ -108,7 +108,7 @@ def load_weights(
 
     total = sum(index.tensors[s].nbytes for row in rows for s in row.sources)
     started, done = time.perf_counter(), 0
-    computed = _computed(index, model, rows, cache_dir)
+    computed = computed_weights(index, model, rows, cache_dir)
     held: dict[str, list[Any]] = {}
     for row in rows:
         if not row.sources:
@@ -169,9 +169,10 @@ def _mapped(index: CheckpointIndex, row: Row) -> MappedRows:
     return MappedRows(codes, scales)
 
 
-def _computed(
+def computed_weights(
     index: CheckpointIndex, model: Model, rows: list[Row], cache_dir: Path | None
 ) -> dict[str, npt.NDArray[Any]]:
+    """The weights that no file holds: rotary frequencies, token map, Engram hash constants."""
     wanted = {row.name for row in rows if not row.sources}
     values: dict[str, npt.NDArray[Any]] = {f"rope.{t}": f for t, f in frequencies(model).items()}
     if TOKEN_MAP in wanted:

@@ -92,6 +92,9 @@ def test_launch_of_an_op_without_its_optional_buffer() -> None:
             *(("b", None), ("factor", 3.0), ("a_0", 2), ("a_1", 3)),
             *(("s_0", 4), ("s_1", 5), ("y_0", 2), ("y_1", 3)),
         ),
+        grid=(2, 1, 1),
+        block=(256, 1, 1),
+        shared=0,
     )
 
 

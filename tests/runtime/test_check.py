@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,3 +131,13 @@ def test_dump_writes_every_plan_that_runs(tmp_path: Path) -> None:
 def test_nothing_is_dumped_unasked(tmp_path: Path) -> None:
     open_engine(tmp_path)
     assert not list(tmp_path.glob("*.plan"))
+
+
+def test_trace_writes_a_line_for_every_step(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path, trace=tmp_path / "steps.jsonl")
+    run(engine, a=greedy(1, 3, 5, ignore_eos=True))
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["plan"] for line in lines[:2]] == ["prefill", "decode"]  # the warm-up
+    assert all(line["ms"] > 0 and line["rows"] <= line["plan_rows"] for line in lines)
+    decoded = [line for line in lines[2:] if line["plan"] == "decode"]
+    assert sum(1 + line["accepted"][0] for line in decoded) >= 4

@@ -25,11 +25,11 @@ def _no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(switch.name, raising=False)
 
 
-def test_defaults_run_the_bundled_checkpoint_on_numpy() -> None:
+def test_defaults_run_the_bundled_checkpoint_on_what_there_is() -> None:
     config = RuntimeConfig.from_env()
     assert config == RuntimeConfig()
     assert config.checkpoint == BUNDLED_CHECKPOINT
-    assert config.resolved_backend == "numpy"
+    assert config.backend == "auto"
 
 
 def test_the_bundled_checkpoint_is_small_enough_to_ship() -> None:
@@ -65,7 +65,6 @@ def test_arguments_win_and_none_means_not_given(monkeypatch: pytest.MonkeyPatch)
             "plan,paln",
             "UF_DUMP=plan,paln is malformed: expected words of plan, got paln",
         ),
-        ("UF_BACKEND", "cuda", "backend cuda is not built yet"),
     ],
 )
 def test_malformed_switches(

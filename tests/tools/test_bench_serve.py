@@ -7,6 +7,7 @@ import pytest
 
 from ultraflash.tools import bench_serve
 from ultraflash.tools.chat_client import Meter
+from ultraflash.tools.speed_table import append
 
 RESULT = bench_serve.Result(
     date="2030-01-01",
@@ -34,7 +35,7 @@ RESULT = bench_serve.Result(
 def test_rows_share_one_header(tmp_path: Path) -> None:
     path = tmp_path / "new" / "cpu.csv"
     for _ in range(2):
-        bench_serve.append(path, RESULT)
+        append(path, RESULT)
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["machine"] for row in rows] == ["a machine, with a comma"] * 2

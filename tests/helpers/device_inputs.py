@@ -1,0 +1,364 @@
+"""Random plausible inputs of any operation, by the meaning of its fields.
+
+Rows are ragged over sequences with consistent slots, positions and row_start; scale bytes keep
+values sane; selections ascend and end in -1. Weights come as a checkpoint stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from helpers.device_weights import ALPHABET, Shelf, tiled
+from helpers.values import activations, angles, codes_without_nan
+from ultraflash.graphs.numerics import fake_q8, qmx4, qmx4_decode
+from ultraflash.graphs.plan import Life, Op, Ref
+from ultraflash.graphs.sampling import add_bias, constrain, distribution
+
+Array = npt.NDArray[Any]
+I32 = npt.NDArray[np.int32]
+Inputs = dict[str, Any]  # field -> array, or Stored for a weight
+
+_FAR = 100_000  # positions of operations that only rings bound
+# Types that arrays have on the host, by the plan's words.
+HOST: dict[str, Any] = {
+    "bf16": np.float32, "f32": np.float32, "i32": np.int32, "u32": np.uint32,
+    "i64": np.int64, "u64": np.uint64, "u8": np.uint8,
+}  # fmt: skip
+
+
+# --- rows ---
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a step: busy sequences from the front, idle rows at the end."""
+
+    slot: I32
+    position: I32
+    row_start: I32
+
+    def each(self) -> list[tuple[int, int, int]]:
+        """(sequence, first row, end) of every sequence."""
+        pairs = zip(self.row_start[:-1].tolist(), self.row_start[1:].tolist(), strict=True)
+        return [(s, first, end) for s, (first, end) in enumerate(pairs)]
+
+
+def some_rows(
+    rng: np.random.Generator, rows: int, sequences: int, slots: int, limit: int,
+    early: bool = False, longest: int | None = None,
+) -> Rows:  # fmt: skip
+    """`rows` rows of `sequences` sequences at positions below `limit`.
+
+    `early`: near position 0, with idle rows. `longest`: rows of a sequence at most.
+    """
+    idle = int(rng.integers(0, rows // 2 + 1)) if early else 0
+    busy = min(sequences, rows - idle)
+    counts = np.ones(sequences, np.int64)
+    counts[busy:] = 0
+    for _ in range(rows - idle - busy):
+        room = np.flatnonzero((counts > 0) & (counts < (longest or rows)))
+        if len(room):
+            counts[rng.choice(room)] += 1
+    slot, position = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
+    row_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    places = rng.permutation(slots)[:sequences]
+    for s, n in enumerate(counts.tolist()):
+        own = slice(row_start[s], row_start[s + 1])
+        first = int(rng.integers(0, max(1, min(4 if early else limit, limit - n + 1))))
+        slot[own] = places[s] if s < len(places) else -1
+        position[own] = np.arange(first, first + n)
+    return Rows(slot, position, row_start)
+
+
+def block_rows(
+    rng: np.random.Generator, count: int, block: int, slots: int, early: bool
+) -> Rows:  # fmt: skip
+    """`count` draft rows: blocks of one sequence each, the last idle if `early` and several."""
+    sequences = count // block
+    places = rng.permutation(max(slots, sequences))[:sequences].astype(np.int32)
+    first = rng.integers(0, 4 if early else _FAR, sequences)
+    if early and sequences > 1:
+        places[-1], first[-1] = -1, 0
+    position = (first[:, None] + np.arange(block)).reshape(-1).astype(np.int32)
+    row_start = np.arange(sequences + 1, dtype=np.int32) * block
+    return Rows(places.repeat(block), position, row_start)
+
+
+def _rows_of(op: Op, rng: np.random.Generator, early: bool) -> Rows | None:
+    refs = dict(op.refs)
+    slots = next((r.shape[0] for r in refs.values() if r.life is Life.STATE), 6)
+    block = getattr(op, "block", None)
+    if block and "row_start" not in refs:
+        return block_rows(rng, refs["slot"].shape[0], block, slots, early)
+    row = (
+        refs.get("slot") or refs.get("position") or (refs.get("x") if "row_start" in refs else None)
+    )
+    if row is None:
+        return None
+    count = row.shape[0]
+    sequences = refs["row_start"].shape[0] - 1 if "row_start" in refs else min(3, count)
+    return some_rows(
+        rng, count, sequences, max(slots, sequences), _limit(op, refs), early, _longest(op, refs)
+    )
+
+
+def _limit(op: Op, refs: dict[str, Ref]) -> int:
+    entries = refs.get("main_codes") or refs.get("scores")
+    if type(op).__name__ in ("StoreMainKv", "StoreIndexKey", "IndexScores"):
+        entries = refs["codes"]
+    if entries is not None:
+        return entries.shape[1] * int(getattr(op, "ratio", 1))
+    return (1 << 20) - 16 if "freq" in refs else _FAR
+
+
+def _longest(op: Op, refs: dict[str, Ref]) -> int | None:
+    if type(op).__name__ != "Accept":
+        return None
+    return refs["q"].shape[1] + 1 if "q" in refs else 1
+
+
+# --- inputs ---
+
+
+def make_inputs(op: Op, rng: np.random.Generator, shelf: Shelf, early: bool = False) -> Inputs:
+    """Everything that `op` reads or updates, by field."""
+    rows = _rows_of(op, rng, early)
+    made: Inputs = {}
+    for name, ref in op.refs:
+        if name in op.OUT:
+            continue
+        if ref.life is Life.WEIGHT:
+            made[name] = shelf.weight(op, name, ref)
+        elif rows is not None and name in ("slot", "position", "row_start"):
+            made[name] = getattr(rows, name)
+        elif rows is not None and name == "at":
+            made[name] = rows.position
+        else:
+            made[name] = _field(op, name, ref, rng)
+    special = _SPECIAL.get(type(op).__name__)
+    if special:
+        special(op, made, rng, rows)
+    if "cos" in made:
+        made["cos"], made["sin"] = angles(rng, *made["cos"].shape)
+    for name, ref in op.refs:  # the device takes bytes as they are
+        if name in made and ref.life is not Life.WEIGHT:
+            kind = HOST[ref.dtype]
+            assert made[name].dtype == kind, f"{name} is {made[name].dtype}, not {kind}"
+            assert made[name].shape == ref.shape, f"{name} is {made[name].shape}, not {ref.shape}"
+    return made
+
+
+def _field(op: Op, name: str, ref: Ref, rng: np.random.Generator) -> Array:
+    """A value by its name, or else by its type."""
+    if name == "is_image":
+        return (rng.random(ref.shape) < 0.25).astype(np.int32)
+    if "codes" in name:
+        return tiled(ref.shape, lambda n: codes_without_nan(rng, n))
+    if "scales" in name:  # E4M3 of global entries, E8M0 elsewhere
+        low, high = (40, 60) if name == "main_scales" or _is_nv4(op) else (117, 122)
+        return tiled(ref.shape, lambda n: rng.integers(low, high, n).astype(np.uint8))
+    if name in ("pre", "post", "comb"):
+        return rng.random(ref.shape).astype(np.float32)
+    return plain(rng, ref)
+
+
+def _is_nv4(op: Op) -> bool:
+    return type(op).__name__ == "StoreMainKv"
+
+
+def plain(rng: np.random.Generator, ref: Ref) -> Array:
+    """Any values of a type."""
+    if ref.dtype == "bf16":
+        return activations(rng, *ref.shape, spread=1.0)
+    if ref.dtype == "f32":
+        return tiled(ref.shape, lambda n: rng.normal(size=n).astype(np.float32))
+    top = {"u8": 255, "i32": 500, "i64": 5000, "u32": 2**32, "u64": 2**64}[ref.dtype]
+    return rng.integers(0, top, ref.shape, dtype=HOST[ref.dtype])
+
+
+def _linear(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    if op.w.dtype == "fp8":
+        made["x"] = fake_q8(made["x"])
+
+
+def _embed(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    made["ids"] = rng.integers(0, op.table.shape[0], op.ids.shape).astype(np.int32)
+
+
+def _markov_embed(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    for name in ("anchor", "drafts"):
+        made[name] = rng.integers(0, op.table.shape[0], made[name].shape).astype(np.int32)
+
+
+def _engram_ids(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    made["ids"] = rng.integers(0, op.token_map.shape[0], op.ids.shape).astype(np.int32)
+
+
+def _engram_hash(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    for name in ("ids", "history"):
+        shape = made[name].shape
+        ids = rng.integers(0, min(op.token_map.shape[0], ALPHABET), shape)
+        made[name] = np.where(rng.random(shape) < 0.15, -1, ids).astype(np.int32)
+
+
+def _engram_gather(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    made["rows"] = rng.integers(0, op.table.shape[0], op.rows.shape)
+
+
+def _experts(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    count, k = op.ids.shape
+    experts = (op.w1 if hasattr(op, "w1") else op.w2).shape[0]
+    chosen = [np.sort(rng.permutation(experts)[:k]) for _ in range(count)]
+    made["ids"] = np.array(chosen, np.int32)
+    if "weight" in made:
+        made["weight"] = rng.uniform(0.01, 1.5, op.weight.shape).astype(np.float32)
+    name = "x" if "x" in made else "z"
+    made[name] = fake_q8(made[name])
+
+
+def _index_scores(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    made["q"] = qmx4_decode(*qmx4(made["q"]))
+    made["codes"] = tiled(op.codes.shape, lambda n: rng.integers(0, 256, n).astype(np.uint8))
+
+
+def _scores(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    assert rows is not None
+    scores = made["scores"]
+    if rng.random() < 0.5:  # many equal ones
+        scores = np.round(scores * 8) / np.float32(8)
+    reach = (made["position"] + 1) // op.ratio
+    beyond = np.arange(scores.shape[1]) >= reach[:, None]
+    made["scores"] = np.where(beyond, np.float32(-np.inf), scores)
+    if "pool" in made:
+        made["pool"] = np.stack([_pool(rng, int(n), op) for n in reach])
+
+
+def _pool(rng: np.random.Generator, reach: int, op: Any) -> I32:
+    size, kept = op.block_size, op.pool.shape[1]
+    pool, count = np.full(kept, -1, np.int32), -(-reach // size)
+    if count <= kept:
+        pool[:count] = np.arange(count)
+    else:  # the newest block is always among them
+        pool[:] = [*np.sort(rng.permutation(count - 1)[: kept - 1]), count - 1]
+    return pool
+
+
+def _attention(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    assert rows is not None
+    start = made["position"] * 0
+    for _, first, end in rows.each():
+        if end > first and rng.random() < 0.3:  # a replay: windows do not reach back to 0
+            start[first:end] = rng.integers(0, made["position"][first] + 1)
+    made["window_start"] = start
+    if op.sel is None:
+        return
+    made["main_codes"] = tiled(
+        op.main_codes.shape, lambda n: rng.integers(0, 256, n).astype(np.uint8)
+    )
+    count, k = op.sel.shape
+    sel = np.full((count, k), -1, np.int32)
+    for row in range(count):
+        n = min(int(rng.choice([0, k // 2 + 1, k])), op.main_codes.shape[1])
+        sel[row, :n] = np.sort(rng.permutation(op.main_codes.shape[1])[:n])
+    made["sel"] = sel
+
+
+def _draft_rows(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    assert rows is not None
+    most = np.maximum(np.diff(rows.row_start), 1)
+    made["accepted"] = rng.integers(0, most).astype(np.int32)
+
+
+def _last_io(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    made["ids"] = rng.integers(0, 500, op.ids.shape).astype(np.int32)
+
+
+def _asks(made: Inputs, rng: np.random.Generator, sequences: int, vocab: int) -> None:
+    """Sampling parameters of every sequence."""
+    greedy, open_p, open_k = (rng.random((3, sequences)) < 0.35).astype(bool)
+    made["temperature"] = np.where(greedy, 0, rng.uniform(0.3, 1.6, sequences)).astype(np.float32)
+    made["top_p"] = np.where(open_p, 1, rng.uniform(0.3, 0.99, sequences)).astype(np.float32)
+    few = rng.integers(1, max(2, vocab // 2), sequences)
+    made["top_k"] = np.where(open_k, 0, few).astype(np.int32)
+    made["seed"] = rng.integers(0, 2**64, sequences, dtype=np.uint64)
+    made["step"] = rng.integers(0, 1000, sequences).astype(np.int32)
+    ids, bias = made["bias_ids"], made["bias"]
+    used = rng.random(ids.shape) < min(1, 3 / ids.shape[1])
+    made["bias_ids"] = np.where(used, rng.integers(0, vocab, ids.shape), -1).astype(np.int32)
+    made["bias"] = (2 * bias).astype(np.float32)
+
+
+def _spread(logits: Array, rng: np.random.Generator) -> Array:
+    """Wider; in half of the cases with many equal ones."""
+    wide: Array = (2 * logits).astype(np.float32)
+    return np.round(wide * 2) / np.float32(2) if rng.random() < 0.5 else wide
+
+
+def _accept(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    assert rows is not None
+    count, vocab = op.logits.shape
+    _asks(made, rng, len(rows.row_start) - 1, vocab)
+    made["want_logprobs"] = (rng.random(op.want_logprobs.shape) < 0.5).astype(np.int32)
+    logits = _spread(made["logits"], rng)
+    logits[np.arange(count), rng.integers(0, vocab, count)] += np.float32(5)
+    made["logits"] = logits
+    allowed = rng.random((count, op.mask.shape[1] * 32)) < rng.choice([0.8, 1.1], (count, 1))
+    allowed[:, : min(vocab, 3)] = True
+    made["mask"] = np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
+    banned = rng.integers(0, vocab, count)
+    made["banned"] = np.where(rng.random(count) < 0.2, banned, -1).astype(np.int32)
+    made["ids"] = rng.integers(0, vocab, count).astype(np.int32)
+    if "q" in made:
+        made["q"] = np.abs(made["q"])
+    for s, first, end in rows.each():
+        for row in range(first, end - 1):
+            _propose(made, rng, s, row, row - first)
+
+
+def _propose(made: Inputs, rng: np.random.Generator, s: int, row: int, index: int) -> None:
+    """The draft behind `row`, often a good one, and what it was drawn from."""
+    how = float(made["temperature"][s]), float(made["top_p"][s]), int(made["top_k"][s])
+    logits, bias = made["logits"][row], (made["bias_ids"][s], made["bias"][s])
+    if how[0] == 0:
+        if rng.random() < 0.75:
+            final = constrain(logits, made["mask"][row], *bias, int(made["banned"][row]))
+            made["ids"][row + 1] = final.argmax()
+        return
+    close = (logits + 0.3 * rng.normal(size=logits.shape)).astype(np.float32)
+    q = distribution(add_bias(close, *bias), *how)
+    made["q"][made["slot"][row], index] = q
+    made["ids"][row + 1] = rng.choice(len(q), p=q / q.sum())
+
+
+def _draft_sample(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    sequences, vocab = op.markov.shape
+    _asks(made, rng, sequences, vocab)
+    made["logits"] = _spread(made["logits"], rng)
+    if rng.random() < 0.5:
+        made["markov"] = np.round(made["markov"])
+    made["drafts"] = rng.integers(0, vocab, op.drafts.shape).astype(np.int32)
+
+
+_SPECIAL: dict[str, Callable[[Any, Inputs, np.random.Generator, Rows | None], None]] = {
+    "Linear": _linear,
+    "Embed": _embed,
+    "MarkovEmbed": _markov_embed,
+    "EngramIds": _engram_ids,
+    "EngramHash": _engram_hash,
+    "EngramGather": _engram_gather,
+    "ExpertsUp": _experts,
+    "ExpertsDown": _experts,
+    "IndexScores": _index_scores,
+    "SelectTopk": _scores,
+    "CandidatePool": _scores,
+    "Attention": _attention,
+    "DraftRows": _draft_rows,
+    "LastIo": _last_io,
+    "Accept": _accept,
+    "DraftSample": _draft_sample,
+}

@@ -1,0 +1,130 @@
+"""Every kernel that plans need, for every architecture, without a GPU: compiles, does not spill."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.c_struct import Layout
+from helpers.compiler import device_nodes, no_compiler
+from ultraflash import ptx
+from ultraflash.graphs.capacity import Capacity
+from ultraflash.graphs.model import Model
+from ultraflash.graphs.plan import Node, Plan
+from ultraflash.graphs.release import release_model
+from ultraflash.graphs.served import Served
+from ultraflash.graphs.step import Build
+from ultraflash.runtime.config import BUNDLED_CHECKPOINT
+
+pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
+
+# 64 registers let 1,024 threads live on an SM. Verification and drawing run one CTA a sequence:
+# nothing stands beside it whose place it could take.
+REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96}
+STATIC_SHARED = 48 << 10
+SHARED = 227 << 10  # of one CTA, static and dynamic, on all three architectures
+GRID_Y = 65_535
+
+
+def served(model: Model) -> Iterator[Plan]:
+    """All kinds of plans, on one rank and as one of several: partial sums have other types."""
+    whole = Build(model, Capacity(3, model.max_position), block=model.draft_block)
+    split = Build(model, Capacity(3, model.max_position), world=2, block=model.draft_block)
+    for mode in ("full", "ced20", "ced21"):
+        yield from Served(sequences=(1, 2), prefill=mode).plans(whole)
+    yield from Served(rows=(8,)).plans(split)
+    yield from Served(rows=(1,)).plans(Build(model, Capacity(1, 64), block=0))
+
+
+@pytest.fixture(scope="module")
+def nodes() -> list[Node]:
+    models = (Model.from_checkpoint(BUNDLED_CHECKPOINT), release_model())
+    return [node for model in models for node in device_nodes(served(model))]
+
+
+@pytest.fixture(scope="module")
+def kernels(nodes: list[Node], kernel_cache: Path) -> dict:
+    """(unit, architecture) -> kernel; a `CompileError` of any fails everything here."""
+    from ultraflash.runtime.gpu.nvrtc import Unit, compile_units
+
+    units = list(dict.fromkeys(Unit.of(node.op) for node in nodes))
+    return {
+        (unit, arch): kernel
+        for arch in ptx.ARCHITECTURES
+        for unit, kernel in compile_units(units, arch, kernel_cache).items()
+    }
+
+
+@pytest.mark.parametrize("arch", ptx.ARCHITECTURES)
+def test_no_kernel_spills_or_is_too_large(kernels: dict, arch: str) -> None:
+    found = [kernel for (_, of), kernel in kernels.items() if of == arch]
+    assert {kernel.stem for kernel in found} == set(ptx.stems())
+    bad = [
+        f"{k.stem}: {k.registers} registers, {k.spill_bytes} bytes spilled, {k.shared_bytes} shared"
+        for k in found
+        if k.spill_bytes
+        or not 0 < k.registers <= REGISTERS_OF.get(k.stem, REGISTERS)
+        or k.shared_bytes > STATIC_SHARED
+    ]
+    assert bad == []
+
+
+def test_cubins_hold_their_entry(kernels: dict) -> None:
+    for (unit, _), kernel in kernels.items():
+        assert f"\0{unit.entry}\0".encode() in kernel.cubin
+
+
+def test_launches_fit_what_was_compiled(kernels: dict, nodes: list[Node]) -> None:
+    """Of the full-size model with its whole context, too: a wrong launch shows only on a GPU."""
+    from ultraflash.runtime.gpu.nvrtc import Unit
+
+    for op in {node.op for node in nodes}:
+        unit = Unit.of(op)
+        for arch in ptx.ARCHITECTURES:
+            launch, kernel = op.launch(arch), kernels[unit, arch]
+            (threads, *flat), (_, y, z) = launch.block, launch.grid
+            assert flat == [1, 1], unit.stem
+            assert threads <= _launch_bound(unit.stem, arch), unit.stem
+            assert threads * kernel.registers <= 65_536, unit.stem
+            assert y <= GRID_Y, unit.stem
+            assert z == 1, unit.stem
+            assert launch.shared + kernel.shared_bytes <= SHARED, unit.stem
+
+
+def _launch_bound(stem: str, arch: str) -> int:
+    """What the source promises the compiler; 1,024 where it promises nothing."""
+    text = ptx.source(stem, arch).text
+    found = re.search(r"__launch_bounds__\((\w+)\)", text)
+    if not found:
+        return 1024
+    if found[1].isdecimal():
+        return int(found[1])
+    constant = re.search(rf"constexpr int {found[1]} = (\d+);", text)
+    assert constant, f"{stem} is bounded by {found[1]}, which is no constant"
+    return int(constant[1])
+
+
+def test_the_compiler_lays_arguments_out_as_they_are_packed(
+    nodes: list[Node], kernel_cache: Path
+) -> None:
+    """One compilation of every `Args`, all sizes and offsets asserted."""
+    from ultraflash.runtime.gpu.args import pack, struct_text
+    from ultraflash.runtime.gpu.nvrtc import Unit, compile_unit
+
+    ops = {struct_text(node.op): node.op for node in nodes}
+    checks = []
+    for number, (text, op) in enumerate(ops.items()):
+        layout = Layout.of(text)
+        assert layout.size == len(pack(op, lambda ref: (0, 0)))
+        checks.append(f"namespace n{number} {{ {text[text.index('struct Args') :]} }}")
+        args, why = f"n{number}::Args", f'"{op.stem()}"'
+        checks.append(f"static_assert(sizeof({args}) == {layout.size}, {why});")
+        for name, member in layout.members.items():
+            at = f"__INTADDR__(&(({args}*)0)->{name})"  # offsetof, without headers
+            checks.append(f"static_assert({at} == {member.offset}, {why});")
+    last_io = next(op for op in ops.values() if op.stem() == "last_io")
+    unit = Unit("last_io", struct_text(last_io) + "\n".join(checks))
+    assert compile_unit(unit, "sm_90a", kernel_cache).cubin

@@ -1,0 +1,338 @@
+"""Compile every kernel that a server will need, and on a GPU capture and launch every graph once.
+
+The precompile step: kernels go into the cache that the server reads (UF_CACHE_DIR), so that it
+starts without compiling. With --compile-only neither a GPU nor a driver is needed, and the models'
+weights never are: kernels depend on the types of buffers, not on sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from ultraflash.graphs.errors import GraphError
+from ultraflash.graphs.plan import Op, Plan, Ref
+from ultraflash.graphs.served import Served
+from ultraflash.graphs.step import Build
+from ultraflash.ptx import ARCHITECTURES
+from ultraflash.runtime.backends import cuda_backend
+from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
+from ultraflash.runtime.errors import CompileError, ConfigError, DeviceError, EngineError
+from ultraflash.runtime.step_io import Part, write_constants, write_step
+from ultraflash.runtime.weights.index import CheckpointIndex
+from ultraflash.tools import gpu_arguments
+
+if TYPE_CHECKING:
+    from ultraflash.runtime.gpu.backend import CudaBackend, CudaRunner
+    from ultraflash.runtime.gpu.nvrtc import Kernel, Unit
+
+_EXAMPLES = """\
+examples, each after python -m ultraflash.tools.capture_graphs:
+  --compile-only                       every kernel for sm_90a, sm_100a and sm_103a, on any machine
+  --compile-only --release --arch sm_100a
+                                       the same plans for the full-size model: equal kernels
+  --checkpoint DIR                     on a GPU: compile for it, capture and launch each graph
+  --checkpoint DIR --rows 4 --sequences 1..4
+                                       graphs of four rows for up to four conversations
+
+A kernel stands once in the table for each combination of its buffers' types, as f32[3]: of three
+axes. Where architectures differ, a cell has one value for each. Bytes of shared memory are those of
+a CTA, static; of stack and spills those of a thread. Spills should be 0: they are what does not fit
+into registers.
+"""
+_REPLAYS = 20
+_ID = 3  # of every token that is run: which one does not matter
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel and how long it took to make or to find."""
+
+    unit: Unit
+    kernel: Kernel
+    seconds: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 when everything compiled (and ran), 1 when not, with what went wrong."""
+    options = _parser().parse_args(arguments)
+    console = Console(highlight=False)
+    try:
+        _run(options, console)
+    except (EngineError, GraphError, OSError) as error:
+        print(f"capture_graphs: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace, console: Console) -> None:
+    config = gpu_arguments.settings(options)
+    build = gpu_arguments.chosen_build(options, config, options.world)
+    served = Served(
+        options.rows, options.sequences, config.prefill_chunks, config.prefill, config.tail
+    )
+    backend_class = cuda_backend()
+    cache = prepare_cache_dir(config)
+    if options.compile_only:
+        compile_all(served.plans(build), options.arch or ARCHITECTURES, cache, options, console)
+        return
+    if options.release or options.world != 1:
+        raise ConfigError(
+            "--release and --world name no weights to capture graphs with: add --compile-only"
+        )
+    arch = _own_arch(config.gpus[0])
+    if options.arch and options.arch != (arch,):
+        raise ConfigError(
+            f"--arch {','.join(options.arch)}: graphs run on this GPU's {arch} alone, "
+            f"others can be had with --compile-only"
+        )
+    compile_all(served.plans(build), (arch,), cache, options, console)
+    index = CheckpointIndex.open(config.checkpoint)
+    backend = backend_class.open(replace(config, eager=False, check=False), index, build.model)
+    capture_all(served.plans(build), backend, build, config, console)
+
+
+def _own_arch(ordinal: int) -> str:
+    from ultraflash.runtime.gpu.driver import Device
+
+    try:
+        return Device.open(ordinal).arch
+    except DeviceError as error:
+        raise DeviceError(f"{error}; --compile-only needs no GPU") from error
+
+
+def compile_all(
+    plans: Iterable[Plan],
+    archs: Sequence[str],
+    cache: Path,
+    options: argparse.Namespace,
+    console: Console,
+) -> list[Compiled]:
+    """Compile what the plans need and print a table.
+
+    Raises:
+        CompileError: for the first kernel that does not compile, after all others are done.
+    """
+    from ultraflash.runtime.gpu.nvrtc import Unit
+
+    ops = {Unit.of(op): op for op in _ops(plans)}
+    started = time.perf_counter()
+    wanted = [(unit, arch) for unit in ops for arch in archs]
+    done = list(_compiled(wanted, cache, options.threads))
+    seconds = time.perf_counter() - started
+    console.print(_kernel_table(ops, done, archs))
+    fresh = sum(not item.kernel.cached for item in done)
+    console.print(
+        f"{len(done)} kernels for {', '.join(archs)}: {fresh} compiled, {len(done) - fresh} from "
+        f"{cache / 'cubin'}, in {seconds:.1f} s with {options.threads} threads"
+    )
+    return done
+
+
+def _ops(plans: Iterable[Plan]) -> Iterator[Op]:
+    """Of operations that have kernels: exchanges between ranks are not built yet."""
+    return (node.op for plan in plans for node in plan.nodes if not node.op.COLLECTIVE)
+
+
+def _compiled(wanted: Sequence[tuple[Unit, str]], cache: Path, threads: int) -> Iterator[Compiled]:
+    from ultraflash.runtime.gpu.nvrtc import compile_unit
+
+    def one(unit: Unit, arch: str) -> Compiled:
+        started = time.perf_counter()
+        kernel = compile_unit(unit, arch, cache)
+        return Compiled(unit, kernel, time.perf_counter() - started)
+
+    failed: list[CompileError] = []
+    columns = (
+        TextColumn("compiling"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
+    console = Console(stderr=True)
+    with (
+        ThreadPoolExecutor(threads) as pool,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        task = bar.add_task("", total=len(wanted), now="")
+        for future in as_completed([pool.submit(one, *item) for item in wanted]):
+            try:
+                item = future.result()
+            except CompileError as error:  # the others may have something to say as well
+                failed.append(error)
+                continue
+            bar.update(task, advance=1, now=f"{item.unit.stem} {item.kernel.arch}")
+            yield item
+    if failed:
+        raise failed[0]
+
+
+def _kernel_table(ops: dict[Unit, Op], done: Sequence[Compiled], archs: Sequence[str]) -> Table:
+    table = Table(
+        title=f"kernels for {' / '.join(archs)}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("its variant")
+    for heading in ("registers", "shared", "stack", "spills", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    found = {(item.unit, item.kernel.arch): item for item in done}
+    for unit in sorted(ops, key=lambda unit: unit.stem):
+        items = [found[unit, arch] for arch in archs]
+        kernels = [item.kernel for item in items]
+        seconds = sum(item.seconds for item in items if not item.kernel.cached)
+        table.add_row(
+            unit.stem,
+            _difference(ops[unit], [op for other, op in ops.items() if other.stem == unit.stem]),
+            _cell(kernel.registers for kernel in kernels),
+            _cell(kernel.shared_bytes for kernel in kernels),
+            _cell(kernel.stack_bytes for kernel in kernels),
+            _cell(kernel.spill_bytes for kernel in kernels),
+            "cached" if all(kernel.cached for kernel in kernels) else f"{seconds:.2f}",
+        )
+    return table
+
+
+def _difference(op: Op, variants: Sequence[Op]) -> str:
+    """As many of the buffers' types as it takes to tell a kernel's variants apart."""
+    told: list[str] = []
+    for name in op.__dataclass_fields__:
+        longer = [*told, name]
+        if _distinct(variants, longer) > _distinct(variants, told):
+            told = longer
+    return ", ".join(f"{name} {_kind(getattr(op, name))}" for name in told)
+
+
+def _distinct(variants: Sequence[Op], names: Sequence[str]) -> int:
+    return len({tuple(_kind(getattr(op, name)) for name in names) for op in variants})
+
+
+def _kind(value: object) -> str:
+    """A buffer's type and number of axes; constants are no part of a kernel."""
+    if isinstance(value, Ref):
+        return f"{value.dtype}[{len(value.shape)}]"
+    return "absent" if value is None else ""
+
+
+def _cell(values: Iterable[object]) -> str:
+    texts = [str(value) for value in values]
+    return texts[0] if len(set(texts)) == 1 else "/".join(texts)
+
+
+def capture_all(
+    plans: Iterable[Plan],
+    backend: CudaBackend,
+    build: Build,
+    config: RuntimeConfig,
+    console: Console,
+) -> None:
+    """Capture each plan, launch it, and print a table."""
+    from ultraflash.runtime.gpu.driver import memory
+
+    columns = ("rows", "sequences", "nodes", "scratch MiB", "io KiB", "capture ms", "step ms")
+    table = Table(
+        title=f"graphs on {backend.device.name}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("plan", no_wrap=True)
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for plan in plans:
+        runner = backend.compile(plan)
+        capture_ms, step_ms = _launched(runner, backend, build)
+        table.add_row(
+            plan.name,
+            str(plan.rows),
+            str(plan.sequences),
+            f"{runner.nodes:,}",
+            f"{runner.arena.size / 2**20:.1f}",
+            f"{runner.io_bytes / 2**10:.0f}",
+            f"{capture_ms:.1f}",
+            f"{step_ms:.3f}",
+        )
+    console.print(table)
+    free, total = memory()
+    console.print(
+        f"{build.capacity.slots} slots of {build.capacity.max_seq:,} tokens, weights and graphs: "
+        f"{(total - free) / 2**30:.2f} of {total / 2**30:.2f} GiB are taken; "
+        f"step ms: median of {_REPLAYS} launches, each waited for"
+    )
+
+
+def _launched(runner: CudaRunner, backend: CudaBackend, build: Build) -> tuple[float, float]:
+    """Milliseconds to capture and launch it first, and of a launch afterwards."""
+    plan = runner.plan
+    each, more = divmod(plan.rows, plan.sequences)
+    start = min(128, build.capacity.max_seq - plan.rows)
+    parts = [
+        Part(number, start, [_ID] * (each + (number < more))) for number in range(plan.sequences)
+    ]
+    write_constants(runner)
+    write_step(runner, parts)
+    times = []
+    for _ in range(_REPLAYS + 1):
+        began = time.perf_counter()
+        runner.launch()
+        backend.stream.wait()
+        times.append(1e3 * (time.perf_counter() - began))
+    return times[0], statistics.median(times[1:])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ultraflash.tools.capture_graphs",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    gpu_arguments.add_checkpoint(parser, release=True)
+    gpu_arguments.add_rows(parser, "1..8")
+    parser.add_argument(
+        "--sequences",
+        type=gpu_arguments.counts,
+        default=(1,),
+        metavar="N..M",
+        help="conversations that share a decode step (default: 1)",
+    )
+    parser.add_argument(
+        "--compile-only", action="store_true", help="capture nothing: works without a GPU"
+    )
+    parser.add_argument(
+        "--arch",
+        type=gpu_arguments.architectures,
+        metavar="A,B",
+        help=f"default: {','.join(ARCHITECTURES)} with --compile-only, else the GPU's own",
+    )
+    parser.add_argument(
+        "--world", type=int, default=1, metavar="N", help="kernels of one of N ranks (default: 1)"
+    )
+    threads = min(8, len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=threads,
+        metavar="N",
+        help="compilers side by side (default: %(default)s)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

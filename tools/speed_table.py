@@ -1,0 +1,46 @@
+"""Measurements as tables in the tree: one CSV a machine and program, a row a measurement."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import re
+import subprocess
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "tools" / "speed"
+
+
+def append(path: Path, row: Any) -> None:
+    """Add one row, a dataclass of plain values; a new file gets the header first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(row)], lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(asdict(row))
+
+
+def gpu_csv(gpu: str, what: str = "") -> Path:
+    """The table of a GPU by its marketing name: "NVIDIA H200" has h200.csv."""
+    words = re.findall(r"[a-z0-9]+", gpu.lower().removeprefix("nvidia"))
+    return FOLDER / f"{'_'.join([words[0] if words else 'gpu', *([what] if what else [])])}.csv"
+
+
+def commit() -> str:
+    """What is measured: the checkout's commit, with -dirty where files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def today() -> str:
+    """The date, in UTC."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
