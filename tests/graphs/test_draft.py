@@ -260,7 +260,7 @@ def test_every_row_of_a_block_sees_every_row(block: int) -> None:
 
 
 @every_block
-@pytest.mark.parametrize("at", [9, 30, 70])
+@pytest.mark.parametrize("at", [9, 70])
 def test_every_row_of_a_block_sees_the_same_window(block: int, at: int) -> None:
     """The 16 rows up to the last accepted one; neither older ones nor what was rejected."""
     r = rig(block)
@@ -328,9 +328,12 @@ def assert_same_block(got: Behind, want: Behind, where: str) -> None:
     assert_bits(got.confidence, want.confidence, f"{where} confidence")
 
 
-@draws
-@pytest.mark.parametrize(("block", "start"), [(5, 14), (5, 61), (6, 61), (7, 61)])
-def test_rejected_rows_never_change_the_next_block(block: int, draw: Draw, start: int) -> None:
+@pytest.mark.parametrize(
+    ("block", "start", "draw"),
+    [(5, 14, SAMPLED), (5, 61, Draw()), (6, 14, Draw()), (7, 61, SAMPLED)],
+    ids=["5 sampled", "5 greedy", "6 greedy", "7 sampled"],
+)
+def test_rejected_rows_never_change_the_next_block(block: int, start: int, draw: Draw) -> None:
     """As many rows as there are, whatever stood in those that were rejected."""
     r = rig(block)
     r.prefill(0, IDS[:start])
@@ -383,7 +386,7 @@ def test_idle_sequences_touch_no_slot(draw: Draw) -> None:
 def test_a_prefill_proposes_what_a_decode_step_would(block: int) -> None:
     """So that the first decode step is an ordinary one (architecture.md 3)."""
     r = rig(block)
-    for length in (2, 17, 64):
+    for length in (2, 65):
         want = r.prefill(0, IDS[:length], SAMPLED)
         q = r.drawn_from(0)
         r.prefill(1, IDS[: length - 1])
@@ -399,9 +402,9 @@ FIRST, LAST = 9, 108  # lengths of the plain run: rings of 64 wrap, a window has
 
 
 @functools.cache
-def plain(block: int) -> dict[int, tuple[Behind, dict[str, Array]]]:
-    """One row a step: the block behind every length, and the live state."""
-    r = rig(block)
+def plain() -> dict[int, tuple[Behind, dict[str, Array]]]:
+    """One row a step: the block of 5 behind every length, and the live state."""
+    r = rig(5)
     r.prefill(1, IDS[:FIRST])
     found = {}
     for at in range(FIRST, LAST):
@@ -410,7 +413,7 @@ def plain(block: int) -> dict[int, tuple[Behind, dict[str, Array]]]:
     return found
 
 
-@pytest.mark.parametrize(("block", "start"), [(5, 9), (5, 10), (7, 9)])
+@pytest.mark.parametrize(("block", "start"), [(5, 9), (5, 10), (6, 10), (7, 9)])
 def test_rings_after_steps_of_every_length_are_those_of_a_plain_run(block: int, start: int) -> None:
     """Each acceptance length at odd and even positions and across ring wraps: all live state, and
     the block proposed from it."""
@@ -424,8 +427,9 @@ def test_rings_after_steps_of_every_length_are_those_of_a_plain_run(block: int, 
         part = Part(0, at, verified(block + 1, accepted, at, number))
         (got,) = forced(r, [part], [accepted], [IDS[at + accepted + 1]])
         at += accepted + 1
-        want, live = plain(block)[at]
-        assert_same_block(got, want, f"{accepted} accepted before {at}")
+        want, live = plain()[at]  # state does not depend on the size of blocks
+        if block == 5:
+            assert_same_block(got, want, f"{accepted} accepted before {at}")
         assert_same_bits(r.live(0, at), live, f"{accepted} accepted before {at}")
     assert at > 64 + 32
     assert {accepted for accepted, _ in seen} == set(range(block + 1))
@@ -470,7 +474,7 @@ def test_sampled_drafts_come_from_q_at_their_positions(block: int, seed: int) ->
 @every_block
 def test_nothing_behind_a_draft_decides_about_it(block: int) -> None:
     """c_i and the logits of draft i depend on drafts before i alone: the width rule rests on it."""
-    runs = [replayed(rig(block), replace(SAMPLED, seed=seed, temperature=2.0)) for seed in range(6)]
+    runs = [replayed(rig(block), replace(SAMPLED, seed=seed, temperature=2.0)) for seed in range(5)]
     compared = 0
     for (a, logits_a), (b, logits_b) in pairwise(runs):
         same = next((i for i in range(block) if a.drafts[i] != b.drafts[i]), block)
@@ -480,14 +484,14 @@ def test_nothing_behind_a_draft_decides_about_it(block: int) -> None:
             compared += 1
         for i in range(same + 1, min(same + 2, block)):
             assert a.confidence[i] != b.confidence[i]
-    assert compared >= 5
+    assert compared >= 4
 
 
 @every_block
 def test_verification_knows_what_the_drafts_were_drawn_from(block: int) -> None:
     """From one step to the next through the slot's q: against the rule, by hand."""
     r, counts = rig(block), set()
-    for seed in range(8):
+    for seed in range(5):
         draw = Draw(temperature=3.0, top_k=4, seed=seed)
         behind = r.prefill(2, IDS[:30], draw)
         q = r.drawn_from(2).astype(np.float64)[None]
