@@ -20,7 +20,7 @@ from helpers.rig import assert_bits, assert_same_bits
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.ced import build_encode, build_replay
 from ultraflash.graphs.decode import build_decode
-from ultraflash.graphs.errors import WorldError
+from ultraflash.graphs.errors import ConfigError, WorldError
 from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.ops.attention import Attention
 from ultraflash.graphs.ops.engram_mix import EngramMix
@@ -283,6 +283,20 @@ def test_a_world_that_does_not_divide_is_refused(mode: str) -> None:
         build_encode(build, mode, TAIL, 16)
     with pytest.raises(WorldError):
         build_replay(build, mode, TAIL)
+
+
+@pytest.mark.parametrize(
+    ("field", "layers", "named"),
+    [("engram_layers", (1, 7), r"\[7\]"), ("draft_targets", (3, 8, 9), r"\[3\]")],
+)
+@modes
+def test_a_model_whose_halves_are_mixed_is_refused(
+    mode: str, field: str, layers: tuple[int, ...], named: str
+) -> None:
+    """A replay would leave such a layer's part out without a word."""
+    mixed = replace(tiny_model(), **{field: layers})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{mode} replays layers .*{named}.*use prefill full"):
+        build_encode(Build(mixed, CAPACITY, block=5), mode, TAIL, 16)
 
 
 @modes
