@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ultraflash.graphs.backbone import embedded, layers, shared, write_history
 from ultraflash.graphs.draft import append_context
+from ultraflash.graphs.errors import ConfigError
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.ops.ring_read import RingRead
 from ultraflash.graphs.plan import Plan, Ref
@@ -34,9 +35,11 @@ def build_encode(build: Build, mode: str, tail: int, rows: int) -> Plan:
 
     Raises:
         WorldError: when the model cannot be split over `build.world` ranks.
+        ConfigError: when layers of the wrong half have n-grams or drafting inputs.
     """
+    start = replay_start(build.model, mode)
+    _check_halves(build, mode, start)
     s = scope(f"encode_{mode}", build, rows, 1, 0)
-    start = replay_start(s.model, mode)
     common, streams = embedded(s, shared(s))
     out = layers(s, range(start), streams, common, taps=False)
     if mode == "ced20":
@@ -70,6 +73,18 @@ def build_replay(build: Build, mode: str, tail: int) -> Plan:
         append_context(s, out.taps)
     end_of_prompt(s, build.block, out.streams)
     return s.b.build()
+
+
+def _check_halves(build: Build, mode: str, start: int) -> None:
+    """Only the encoder sees token ids, and only replayed rows have taps."""
+    model = build.model
+    late = [n for n in model.engram_layers if n >= start]
+    early = [n for n in model.draft_targets if n < start] if build.block else []
+    if late or early:
+        raise ConfigError(
+            f"prefill {mode} replays layers {start} and up, which must hold no Engram (here in "
+            f"{late}) and every draft target (not so {early}): use prefill full"
+        )
 
 
 def _streams(s: Scope, start: int) -> Streams:

@@ -7,6 +7,7 @@ CED plans takes part in it. tiny-a has a window of 16 and a decoder of layers 6 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from helpers.rig import assert_bits, assert_same_bits
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.ced import build_encode, build_replay
 from ultraflash.graphs.decode import build_decode
-from ultraflash.graphs.errors import WorldError
+from ultraflash.graphs.errors import ConfigError, WorldError
 from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.ops.attention import Attention
 from ultraflash.graphs.ops.engram_mix import EngramMix
@@ -53,7 +54,7 @@ def assert_as_good(rig: DraftRig, length: int, got: Behind, want: Behind, where:
     assert_same_result(got, want, where)
     assert_same_bits(rig.live(CED, length), rig.live(FULL, length), where)
     token = want.token
-    for more in range(MORE):
+    for more in range(MORE):  # side by side, which saves a third
         parts = [Part(slot, length + more, [token]) for slot in (CED, FULL)]
         got, want = rig.decode(*parts)
         assert_same_result(got, want, f"{where} + {more + 1}")
@@ -79,12 +80,14 @@ def test_up_to_the_tail_it_is_the_full_prefill(one: DraftRig, mode: str, length:
 
 @modes
 def test_on_two_ranks(two: DraftRig, mode: str) -> None:
-    check_full(two, mode, 23)
-    check_masked(two, mode, 42)
+    check_masked(two, mode, 41)
+    ids = ids_of(24, 24)
+    assert_same_result(ced(two, CED, ids, mode, (7,)), two.prefill(FULL, ids))
+    assert_same_bits(two.live(CED, 24), two.live(FULL, 24))
 
 
 @modes
-@pytest.mark.parametrize(("length", "tail"), [(75, 75), (100, 128)])
+@pytest.mark.parametrize(("length", "tail"), [(75, 75), (80, 128)])
 def test_a_longer_tail_covers_a_longer_prompt(mode: str, length: int, tail: int) -> None:
     """Beyond window, selections, pool and the rings of 64."""
     rig, ids = DraftRig(), ids_of(length, length)
@@ -120,13 +123,13 @@ def check_prefill(
 
 
 @modes
-@pytest.mark.parametrize("length", [25, 100, 131])
+@pytest.mark.parametrize("length", [25, 130])
 def test_above_the_tail_it_is_the_masked_prefill(one: DraftRig, mode: str, length: int) -> None:
     check_masked(one, mode, length)
 
 
 @modes
-@pytest.mark.parametrize("tail", [16, 17, 33, 64])
+@pytest.mark.parametrize("tail", [16, 33, 64])
 def test_any_tail(mode: str, tail: int) -> None:
     """From the window on: a ring of rows for the replay fits it at any length."""
     check_prefill(DraftRig(), mode, 100 + tail % 3, tail=tail)
@@ -136,7 +139,7 @@ def test_any_tail(mode: str, tail: int) -> None:
 @pytest.mark.parametrize(
     ("length", "cuts"),
     [
-        (39, (1,)), (64, (2, 3)), (98, (24,)), (130, (5, 40)),
+        (30, (1,)), (64, (4, 3)), (98, (24,)), (130, (5, 40)),
         (101, (32,)), (97, (33,)), (130, (77, 2)), (131, (128,)),
     ],
 )  # fmt: skip
@@ -163,7 +166,7 @@ def test_sampled_drafts_and_what_they_were_drawn_from(
 @modes
 def test_a_used_slot_is_as_good_as_new(one: DraftRig, mode: str) -> None:
     """A longer prompt went through the same rings; another slot prefills in between."""
-    ids, other = ids_of(40, 40), ids_of(41, 120)
+    ids, other = ids_of(40, 40), ids_of(41, 90)
     want = masked(one, FULL, ids, mode)
     ced(one, CED, other, mode)
     ced(one, 2, other, mode)
@@ -172,7 +175,7 @@ def test_a_used_slot_is_as_good_as_new(one: DraftRig, mode: str) -> None:
 
 
 @modes
-@pytest.mark.parametrize("length", [30, 61])
+@pytest.mark.parametrize("length", [61])
 def test_other_slots_are_left_alone(one: DraftRig, mode: str, length: int) -> None:
     ced(one, CED, ids_of(1, 50), mode)
     one.prefill(2, ids_of(2, 50))
@@ -189,6 +192,12 @@ RELEASE = Build(release_model(), CAPACITY, block=5)
 LAYERS = {"ced20": 20, "ced21": 21}
 
 
+@functools.cache
+def release(mode: str) -> tuple[Plan, Plan]:
+    """Encode and replay."""
+    return build_encode(RELEASE, mode, 136, 128), build_replay(RELEASE, mode, 136)
+
+
 def found(plan: Plan, kind: type[Op]) -> list[tuple[str, Op]]:
     return [(n.label, n.op) for n in plan.nodes if isinstance(n.op, kind)]
 
@@ -202,8 +211,7 @@ def layers_of(plan: Plan) -> set[int]:
 @modes
 def test_layers_of_the_release(mode: str) -> None:
     """CED-20: 0-19 on all tokens, 20-39 on the tail; CED-21: 0-20 and 21-39."""
-    encode = build_encode(RELEASE, mode, 136, 128)
-    replay = build_replay(RELEASE, mode, 136)
+    encode, replay = release(mode)
     start = LAYERS[mode]
     assert layers_of(encode) == set(range(start))
     assert layers_of(replay) == set(range(start, 40))
@@ -221,7 +229,7 @@ def test_layers_of_the_release(mode: str) -> None:
 @modes
 def test_what_is_carried_into_the_replay(mode: str) -> None:
     """Streams and input weights; from CED-21's exact layer 20 selections and pools too."""
-    encode, replay = build_encode(RELEASE, mode, 136, 128), build_replay(RELEASE, mode, 136)
+    encode, replay = release(mode)
     before = LAYERS[mode] - 1
     names = {f"replay.L{before}.X", f"replay.L{before}.ffn.pre"}
     if mode == "ced21":
@@ -237,7 +245,7 @@ def test_what_is_carried_into_the_replay(mode: str) -> None:
 @modes
 def test_a_replay_ends_as_every_prefill_does(mode: str) -> None:
     """Accept, then a block of drafts, behind the last row; rings of all draft stages are seeded."""
-    replay, prefill = build_replay(RELEASE, mode, 136), build_prefill(RELEASE, 136)
+    (_, replay), prefill = release(mode), build_prefill(RELEASE, 136)
     for kind in ("last", "head", "accept", "context", "draft"):
         got, want = ([n.label for n in plan.nodes[plan.span(kind)]] for plan in (replay, prefill))
         assert got == want
@@ -264,7 +272,7 @@ def test_state_is_that_of_the_other_plans(mode: str) -> None:
 def test_it_saves_what_it_should(mode: str) -> None:
     """Weights read for a chunk: those of half the layers."""
     full = build_prefill(RELEASE, 128).cost().nbytes
-    encode = build_encode(RELEASE, mode, 136, 128).cost().nbytes
+    encode = release(mode)[0].cost().nbytes
     assert 0.45 * full < encode < 0.55 * full
 
 
@@ -275,6 +283,20 @@ def test_a_world_that_does_not_divide_is_refused(mode: str) -> None:
         build_encode(build, mode, TAIL, 16)
     with pytest.raises(WorldError):
         build_replay(build, mode, TAIL)
+
+
+@pytest.mark.parametrize(
+    ("field", "layers", "named"),
+    [("engram_layers", (1, 7), r"\[7\]"), ("draft_targets", (3, 8, 9), r"\[3\]")],
+)
+@modes
+def test_a_model_whose_halves_are_mixed_is_refused(
+    mode: str, field: str, layers: tuple[int, ...], named: str
+) -> None:
+    """A replay would leave such a layer's part out without a word."""
+    mixed = replace(tiny_model(), **{field: layers})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{mode} replays layers .*{named}.*use prefill full"):
+        build_encode(Build(mixed, CAPACITY, block=5), mode, TAIL, 16)
 
 
 @modes

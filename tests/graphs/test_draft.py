@@ -16,34 +16,13 @@ import numpy as np
 import pytest
 
 from helpers.drafting import Behind, DraftRig, assert_same_result
-from helpers.golden_plans import tiny_model
 from helpers.rig import assert_bits, assert_same_bits
-from ultraflash.graphs.capacity import Capacity
-from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.draw import pick
-from ultraflash.graphs.ops.attention import Attention
-from ultraflash.graphs.ops.comm import AllGather, AllReduce
-from ultraflash.graphs.ops.confidence import Confidence
-from ultraflash.graphs.ops.draft_attention import DraftAttention
-from ultraflash.graphs.ops.draft_rows import DraftRows
-from ultraflash.graphs.ops.draft_sample import DraftSample
-from ultraflash.graphs.ops.embed import Embed
-from ultraflash.graphs.ops.gate import Gate
-from ultraflash.graphs.ops.linear import Linear
-from ultraflash.graphs.ops.markov_embed import MarkovEmbed
-from ultraflash.graphs.ops.ring_write import RingWrite
-from ultraflash.graphs.ops.rope_table import RopeTable
-from ultraflash.graphs.ops.window_kv import WindowKv
 from ultraflash.graphs.philox import Purpose, uniform
-from ultraflash.graphs.plan import Life, Op, Plan
-from ultraflash.graphs.prefill import build_prefill
-from ultraflash.graphs.release import release_model
 from ultraflash.graphs.sampling import distribution
-from ultraflash.graphs.step import Build
 from ultraflash.graphs.verify import block_verify, verify_draws
 from ultraflash.runtime.backend import Array
 from ultraflash.runtime.step_io import Draw, Part, write_step
-from ultraflash.runtime.weights.table import weight_table
 
 BLOCKS = (5, 6, 7)
 IDS: list[int] = np.random.default_rng(4).integers(3, 480, 150).tolist()
@@ -68,167 +47,6 @@ def verified(rows: int, accepted: int, start: int, seed: int = 0) -> list[int]:
     """A step's tokens at `start`: the anchor, `accepted` right drafts, wrong ones."""
     right = IDS[start : start + 1 + accepted]
     return right + wrong(IDS[start + 1 + accepted : start + rows], seed)
-
-
-# --- what the plan is made of ---
-
-CAPACITY = Capacity(slots=3, max_seq=256)
-
-
-@functools.cache
-def release(block: int = 5, rows: int = 6, world: int = 1) -> Plan:
-    return build_decode(Build(release_model(), CAPACITY, world=world, block=block), rows, 1)
-
-
-def found(plan: Plan, kind: type[Op], prefix: str = "draft") -> list[Op]:
-    return [n.op for n in plan.nodes if isinstance(n.op, kind) and n.label.startswith(f"{prefix}.")]
-
-
-@every_block
-def test_a_decode_step_verifies_then_appends_then_drafts(block: int) -> None:
-    plan = release(block)
-    spans = [plan.span(name) for name in ("head", "accept", "context", "draft")]
-    assert all(a.stop == b.start for a, b in pairwise(spans))
-    assert spans[-1].stop == len(plan.nodes)
-
-
-@every_block
-def test_the_stages_of_the_release(block: int) -> None:
-    """Three layers of ratio 0 with their own weights: 128 experts of which 3, no Engram."""
-    plan = release(block)
-    attends = [op for op in found(plan, DraftAttention) if isinstance(op, DraftAttention)]
-    gates = [op for op in found(plan, Gate) if isinstance(op, Gate)]
-    assert len(attends) == len(gates) == 3
-    assert not found(plan, Attention)
-    for stage, (attend, gate) in enumerate(zip(attends, gates, strict=True)):
-        assert (attend.window, attend.block) == (128, block)
-        assert attend.ring_codes.name == f"draft.stage{stage}.ring_codes"
-        assert attend.sink.name == f"mtp.{stage}.attn.attn_sink"
-        assert attend.q.shape == (block, 64, 512)
-        assert (gate.w.shape, gate.k) == ((128, 5120), 3)
-        assert gate.is_image.name == "draft.text"  # the text bias, whatever the target's rows were
-    tables = {op.cos.name: op for op in found(plan, RopeTable) if isinstance(op, RopeTable)}
-    table = tables[attends[0].cos.name]
-    assert (table.freq.name, table.position.name, table.offset) == ("rope.plain", "draft.at", 0)
-
-
-@every_block
-def test_the_heads_of_the_release(block: int) -> None:
-    """Embedding and head are the target's; a token, a draw and a confidence for each place."""
-    plan = release(block)
-    (embed,), (rows,) = found(plan, Embed), found(plan, DraftRows)
-    assert isinstance(embed, Embed)
-    assert isinstance(rows, DraftRows)
-    assert (embed.table.name, embed.copies) == ("embed", 4)
-    assert (rows.block, rows.noise) == (block, 128799)
-    assert (rows.token.name, rows.accepted.name) == ("io.token", "io.accepted")
-    assert plan.buffers["draft.logits"].shape == (block, 129280)
-    for kind in (MarkovEmbed, DraftSample, Confidence):
-        ops = found(plan, kind)
-        assert [op.index for op in ops] == list(range(block))  # type: ignore[attr-defined]
-    confidences = [op for op in found(plan, Confidence) if isinstance(op, Confidence)]
-    assert {op.h.name for op in confidences} == {"draft.h"}  # not the normed `draft.in`
-    order = [type(n.op) for n in plan.nodes if isinstance(n.op, MarkovEmbed | DraftSample)]
-    assert order == [MarkovEmbed, DraftSample] * block
-
-
-def test_taps_of_the_release() -> None:
-    """Means of the inputs of layers 37, 38, 39, in this order, side by side."""
-    plan = release()
-    labels = [n.label for n in plan.nodes if n.label.endswith(".tap")]
-    assert labels == ["L37.tap", "L38.tap", "L39.tap"]
-    assert plan.buffers["L39.tap"].shape == (6, 15360)
-    taps = [n.op for n in plan.nodes if n.label.endswith(".tap")]
-    for number, op in zip((37, 38, 39), taps, strict=True):
-        assert op.x.name == f"L{number - 1}.X"  # type: ignore[attr-defined]
-
-
-@every_block
-def test_context_rows_are_written_once_before_any_block_reads_them(block: int) -> None:
-    plan = release(block)
-    writes = {n.op.ring.name: i for i, n in enumerate(plan.nodes) if isinstance(n.op, RingWrite)}
-    assert len(writes) == sum(isinstance(n.op, RingWrite) for n in plan.nodes)
-    rings = {r.name for r in plan.of_life(Life.STATE) if r.name.startswith("draft.stage")}
-    assert len(rings) == 6
-    assert rings <= writes.keys()
-    first = plan.span("draft").start
-    assert all(writes[name] < first for name in rings)  # and block rows are never stored
-
-
-def test_context_rows_of_the_release() -> None:
-    """From the normed projection of the taps alone, turned by the plain table at the rows' own
-    positions; no block row takes part (model.md 6.1)."""
-    plan = release()
-    nodes = {n.label: n.op for n in plan.nodes}
-    (made,) = [op for op in found(plan, RopeTable, "step") if op.cos.name == "step.plain.cos"]  # type: ignore[attr-defined]
-    assert made.position.name == "io.position"  # type: ignore[attr-defined]
-    assert nodes["context.main_proj"].x.name == "context.taps_q8"  # type: ignore[attr-defined]
-    for stage in range(3):
-        rows = nodes[f"context.{stage}.window_kv"]
-        assert isinstance(rows, WindowKv)
-        assert (rows.cos.name, rows.sin.name) == ("step.plain.cos", "step.plain.sin")
-        projection = nodes[f"context.{stage}.wkv"]
-        assert isinstance(projection, Linear)
-        assert projection.x.name == "context.main_x_q8"
-        assert projection.w.name == f"mtp.{stage}.attn.wkv"
-
-
-@pytest.mark.parametrize("world", [1, 2, 4, 8])
-def test_all_weights_are_used_and_split_as_the_table_says(world: int) -> None:
-    table, plan = weight_table(release_model()), release(world=world)
-    used = {ref.name: ref for ref in plan.of_life(Life.WEIGHT)}
-    # Bias of image rows: a draft's rows are text, but its gate names the tensor.
-    assert used.keys() == table.keys()
-    for name, ref in used.items():
-        whole = list(table[name].shape)
-        if (axis := table[name].axis) is not None:
-            whole[axis] //= world
-        assert ref.shape == tuple(whole), name
-
-
-@pytest.mark.parametrize("world", [2, 4, 8])
-def test_what_ranks_exchange_to_draft(world: int) -> None:
-    """Two sums a stage, the block's logits, a correction for each place: fp32 parts."""
-    plan = release(world=world)
-    assert len(found(plan, AllReduce)) == 2 * 3
-    assert len(found(plan, AllGather)) == 1 + 5
-    assert not found(plan, AllReduce, "context")
-
-
-def test_every_prefill_appends_and_only_the_last_one_drafts() -> None:
-    build = Build(release_model(), CAPACITY, block=5)
-    whole, part = build_prefill(build, 64), build_prefill(build, 64, ends=False)
-    for plan in (whole, part):
-        assert [n.label for n in plan.nodes[plan.span("context")]] == [
-            n.label for n in release().nodes[release().span("context")]
-        ]
-    assert [n.label for n in whole.nodes[whole.span("draft")]] == [
-        n.label for n in release().nodes[release().span("draft")]
-    ]
-    assert not found(part, Op)
-
-
-def test_bytes_of_a_draft() -> None:
-    """Weights read for one block at least: attention, mixes, heads, shared experts, and at most
-    5 x 3 routed experts a stage (model.md 2.4)."""
-    span = release().span("draft")
-    moved = sum(n.op.cost().nbytes for n in release().nodes[span])
-    routed, shared = 3 * 5 * 3 * 18_800_640, 106_272_000
-    heads = 5 * 2 * 129280 * 256 + 2 * 129280 * 5120
-    attention = 474_774_152 - 15360 * 5120  # all the rest, without main_proj
-    least = routed + shared + heads + attention
-    assert least * 0.97 < moved < least * 1.05
-
-
-@pytest.mark.parametrize("block", [0, 5])
-def test_without_drafts_among_its_rows_a_step_needs_no_q(block: int) -> None:
-    build = Build(tiny_model(), CAPACITY, block=block)
-    assert build_decode(build, 3, 3).nodes[-1].label == (f"draft.{block - 1}.confidence" if block
-                                                         else "accept")  # fmt: skip
-    for rows, sequences in ((3, 3), (4, 3)):
-        plan = build_decode(build, rows, sequences)
-        (op,) = [n.op for n in plan.nodes if n.label == "accept"]
-        assert (op.q is not None) == (block > 0 and rows > sequences)  # type: ignore[attr-defined]
 
 
 # --- what a block sees ---
@@ -260,7 +78,7 @@ def test_every_row_of_a_block_sees_every_row(block: int) -> None:
 
 
 @every_block
-@pytest.mark.parametrize("at", [9, 30, 70])
+@pytest.mark.parametrize("at", [9, 70])
 def test_every_row_of_a_block_sees_the_same_window(block: int, at: int) -> None:
     """The 16 rows up to the last accepted one; neither older ones nor what was rejected."""
     r = rig(block)
@@ -328,9 +146,12 @@ def assert_same_block(got: Behind, want: Behind, where: str) -> None:
     assert_bits(got.confidence, want.confidence, f"{where} confidence")
 
 
-@draws
-@pytest.mark.parametrize(("block", "start"), [(5, 14), (5, 61), (6, 61), (7, 61)])
-def test_rejected_rows_never_change_the_next_block(block: int, draw: Draw, start: int) -> None:
+@pytest.mark.parametrize(
+    ("block", "start", "draw"),
+    [(5, 14, SAMPLED), (5, 61, Draw()), (6, 14, Draw()), (7, 61, SAMPLED)],
+    ids=["5 sampled", "5 greedy", "6 greedy", "7 sampled"],
+)
+def test_rejected_rows_never_change_the_next_block(block: int, start: int, draw: Draw) -> None:
     """As many rows as there are, whatever stood in those that were rejected."""
     r = rig(block)
     r.prefill(0, IDS[:start])
@@ -383,7 +204,7 @@ def test_idle_sequences_touch_no_slot(draw: Draw) -> None:
 def test_a_prefill_proposes_what_a_decode_step_would(block: int) -> None:
     """So that the first decode step is an ordinary one (architecture.md 3)."""
     r = rig(block)
-    for length in (2, 17, 64):
+    for length in (2, 65):
         want = r.prefill(0, IDS[:length], SAMPLED)
         q = r.drawn_from(0)
         r.prefill(1, IDS[: length - 1])
@@ -399,9 +220,9 @@ FIRST, LAST = 9, 108  # lengths of the plain run: rings of 64 wrap, a window has
 
 
 @functools.cache
-def plain(block: int) -> dict[int, tuple[Behind, dict[str, Array]]]:
-    """One row a step: the block behind every length, and the live state."""
-    r = rig(block)
+def plain() -> dict[int, tuple[Behind, dict[str, Array]]]:
+    """One row a step: the block of 5 behind every length, and the live state."""
+    r = rig(5)
     r.prefill(1, IDS[:FIRST])
     found = {}
     for at in range(FIRST, LAST):
@@ -410,7 +231,7 @@ def plain(block: int) -> dict[int, tuple[Behind, dict[str, Array]]]:
     return found
 
 
-@pytest.mark.parametrize(("block", "start"), [(5, 9), (5, 10), (7, 9)])
+@pytest.mark.parametrize(("block", "start"), [(5, 9), (5, 10), (6, 10), (7, 9)])
 def test_rings_after_steps_of_every_length_are_those_of_a_plain_run(block: int, start: int) -> None:
     """Each acceptance length at odd and even positions and across ring wraps: all live state, and
     the block proposed from it."""
@@ -424,8 +245,9 @@ def test_rings_after_steps_of_every_length_are_those_of_a_plain_run(block: int, 
         part = Part(0, at, verified(block + 1, accepted, at, number))
         (got,) = forced(r, [part], [accepted], [IDS[at + accepted + 1]])
         at += accepted + 1
-        want, live = plain(block)[at]
-        assert_same_block(got, want, f"{accepted} accepted before {at}")
+        want, live = plain()[at]  # state does not depend on the size of blocks
+        if block == 5:
+            assert_same_block(got, want, f"{accepted} accepted before {at}")
         assert_same_bits(r.live(0, at), live, f"{accepted} accepted before {at}")
     assert at > 64 + 32
     assert {accepted for accepted, _ in seen} == set(range(block + 1))
@@ -470,7 +292,7 @@ def test_sampled_drafts_come_from_q_at_their_positions(block: int, seed: int) ->
 @every_block
 def test_nothing_behind_a_draft_decides_about_it(block: int) -> None:
     """c_i and the logits of draft i depend on drafts before i alone: the width rule rests on it."""
-    runs = [replayed(rig(block), replace(SAMPLED, seed=seed, temperature=2.0)) for seed in range(6)]
+    runs = [replayed(rig(block), replace(SAMPLED, seed=seed, temperature=2.0)) for seed in range(5)]
     compared = 0
     for (a, logits_a), (b, logits_b) in pairwise(runs):
         same = next((i for i in range(block) if a.drafts[i] != b.drafts[i]), block)
@@ -480,14 +302,14 @@ def test_nothing_behind_a_draft_decides_about_it(block: int) -> None:
             compared += 1
         for i in range(same + 1, min(same + 2, block)):
             assert a.confidence[i] != b.confidence[i]
-    assert compared >= 5
+    assert compared >= 4
 
 
 @every_block
 def test_verification_knows_what_the_drafts_were_drawn_from(block: int) -> None:
     """From one step to the next through the slot's q: against the rule, by hand."""
     r, counts = rig(block), set()
-    for seed in range(8):
+    for seed in range(5):
         draw = Draw(temperature=3.0, top_k=4, seed=seed)
         behind = r.prefill(2, IDS[:30], draw)
         q = r.drawn_from(2).astype(np.float64)[None]
