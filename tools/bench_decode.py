@@ -30,7 +30,8 @@ from ultraflash.tools import gpu_arguments
 from ultraflash.tools.speed_table import append, commit, gpu_csv, today
 
 if TYPE_CHECKING:
-    from ultraflash.runtime.gpu.backend import CudaBackend, CudaRunner
+    from ultraflash.runtime.gpu.backend import CudaBackend
+    from ultraflash.runtime.gpu.runner import CudaRunner
 
 _SLOT = 1
 _BACK_TO_BACK = 20

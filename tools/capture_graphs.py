@@ -36,7 +36,8 @@ from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.tools import gpu_arguments
 
 if TYPE_CHECKING:
-    from ultraflash.runtime.gpu.backend import CudaBackend, CudaRunner
+    from ultraflash.runtime.gpu.backend import CudaBackend
+    from ultraflash.runtime.gpu.runner import CudaRunner
     from ultraflash.runtime.gpu.nvrtc import Kernel, Unit
 
 _EXAMPLES = """\
