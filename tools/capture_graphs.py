@@ -37,8 +37,8 @@ from ultraflash.tools import gpu_arguments
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.backend import CudaBackend
-    from ultraflash.runtime.gpu.runner import CudaRunner
     from ultraflash.runtime.gpu.nvrtc import Kernel, Unit
+    from ultraflash.runtime.gpu.runner import CudaRunner
 
 _EXAMPLES = """\
 examples, each after python -m ultraflash.tools.capture_graphs:
