@@ -190,16 +190,14 @@ class Engine:
         decode_ms = (time.perf_counter() - started) * 1e3
         self._widths.learn(decode_ms, [s.confidence for s in sessions], kept, results)
         for session, result in zip(sessions, results, strict=True):
-            session.done += 1 + result.accepted
-            session.steps += 1
+            session.advance(result)
         return [
             self._deliver(s, r, decode_ms, 1 + n)
             for s, r, n in zip(sessions, results, kept, strict=True)
         ]
 
     def _deliver(self, session: Session, result: Result, decode_ms: float, rows: int) -> Step:
-        tokens, finish = session.emit([*session.drafts[: result.accepted], result.token])
-        session.drafts, session.confidence = result.drafts, result.confidence
+        tokens, finish = session.take(result)
         self._reuse.passed(session, Kind.FULL)
         if finish:  # what comes next finds this conversation, so it is kept before anyone hears
             self._reuse.finish(session)

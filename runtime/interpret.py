@@ -174,7 +174,8 @@ class NumpyRunner:
         ref = self.plan.buffers.get(name)
         if ref is None or ref.life not in (Life.IO, Life.SCRATCH):
             raise DeviceError(f"plan {self.plan.name} has no io or scratch buffer {name!r}")
-        array = np.ascontiguousarray(value, dtype=_DTYPES[ref.dtype])
+        # A copy: operations may change io in place.
+        array = np.array(value, dtype=_DTYPES[ref.dtype], order="C")
         if array.shape != ref.shape:
             raise DeviceError(f"buffer {ref} cannot take an array of shape {array.shape}")
         for env in self._env:

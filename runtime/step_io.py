@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from ultraflash.runtime.backend import Array, Runner
 NO_SEQUENCE = -1  # slot of a row that belongs to nobody
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """How tokens behind a part's rows are chosen."""
 
     temperature: float = 0.0
@@ -24,12 +23,13 @@ class Draw:
     want_logprobs: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One sequence's rows in a step.
 
     `ids` stand at positions `start`, `start + 1`, ... of `slot`. The token `banned` may not come
-    behind the first `num_banned` of them. Windows reach back to `window_start` at most.
+    behind the first `num_banned` of them. Windows reach back to `window_start` at most. `follows`:
+    the device has ids, positions and `draw.step` from the slot's last step, so that the host need
+    not write them.
     """
 
     slot: int
@@ -39,10 +39,41 @@ class Part:
     banned: int = -1
     num_banned: int = 0
     window_start: int = 0
+    follows: bool = False
+
+
+class Desk:
+    """The io of one runner. Where every sequence goes on as in the runner's last step, nothing is
+    written at all: the rest is on the device.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        """Nothing is known of what stands in it."""
+        self._runner = runner
+        self._layout: list[object] | None = None
+
+    def write(self, parts: Sequence[Part]) -> None:
+        """Lay the parts out for the next run."""
+        layout = [_layout(p) for p in parts] if all(p.follows for p in parts) else None
+        if layout is None or layout != self._layout:
+            write_step(self._runner, parts)
+        self._layout = layout
+
+
+def _layout(part: Part) -> object:
+    """What the host has to say of a part that follows; equal if it need not say it again."""
+    rows, draw = len(part.ids), part.draw
+    return (
+        part.slot, rows, draw._replace(step=0), part.banned, min(part.num_banned, rows),
+        part.window_start,
+    )  # fmt: skip
 
 
 def write_step(runner: Runner, parts: Sequence[Part]) -> None:
-    """Lay the parts out row by row; rows and sequences that the plan has beyond them stay idle."""
+    """Lay the parts out row by row; rows and sequences that the plan has beyond them stay idle.
+
+    Ids and positions are written of all: of those that follow, the device writes them once more.
+    """
     rows, sequences = runner.plan.rows, runner.plan.sequences
     io = {name: np.zeros(rows, np.int32) for name in ("ids", "position", "window_start")}
     io |= {name: np.full(rows, -1, np.int32) for name in ("slot", "banned")}
@@ -55,7 +86,9 @@ def write_step(runner: Runner, parts: Sequence[Part]) -> None:
         io["window_start"][at:end] = part.window_start
         io["banned"][at : min(at + part.num_banned, end)] = part.banned
         row_start[number + 1 :] = at = end
-    for name, value in (io | {"row_start": row_start}).items():
+    follows = np.zeros(sequences, np.int32)
+    follows[: len(parts)] = [p.follows for p in parts]
+    for name, value in (io | {"row_start": row_start, "follows": follows}).items():
         _write(runner, name, value)
     if "io.token" in runner.plan.buffers:
         _write_draws(runner, parts)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ultraflash.graphs.io import RARE, RESULTS
 from ultraflash.graphs.numerics import bf16_bits, bf16_from_bits
-from ultraflash.graphs.plan import Life, Node, Plan, Ref
+from ultraflash.graphs.plan import Geometry, Life, Node, Op, Plan, Ref
 from ultraflash.runtime.backend import Array
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.gpu import args
@@ -36,14 +38,48 @@ STORED: dict[str, type[np.generic]] = {
     "u8": np.uint8,
 }
 _STATIC_SHARED = 48 << 10
+_IO_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class CopyWords(Op):
+    """y = x, one of them in pinned host memory. [n] u64, n even."""
+
+    x: Ref
+    y: Ref
+
+    @classmethod
+    def stem(cls) -> str:
+        """It stands in no plan: a step's io is the runner's affair."""
+        return "host/copy_words"
+
+    @classmethod
+    def of(cls, size: int) -> CopyWords:
+        """A copy of `size` bytes, a multiple of 16."""
+        words = (size // 8,)
+        return cls(Ref("x", words, "u64", Life.IO), Ref("y", words, "u64", Life.IO))
+
+    def geometry(self) -> Geometry:
+        """One CTA: a step's io is a few kilobytes."""
+        return Geometry(1)
 
 
 class CudaRunner:
-    """One plan on the GPU: implements `Runner`."""
+    """One plan on the GPU: implements `Runner`.
 
-    def __init__(self, backend: CudaBackend, plan: Plan, functions: dict[Node, Function]) -> None:
-        """Place buffers, pack arguments; the graph is captured at the first whole run."""
-        self.plan, self._backend = plan, backend
+    Io lies in pinned memory and on the device alike, in three stretches: what the host writes, which
+    every step brings in; the record, which every step brings out; and what is rarely written, which
+    goes over when it is. `read` gives the host's side: of ids and positions what the host wrote.
+    """
+
+    def __init__(
+        self, backend: CudaBackend, plan: Plan, functions: dict[Node, Function], copy: Function
+    ) -> None:
+        """Place buffers, pack arguments; the graph is captured at the first whole run.
+
+        `copy`: the kernel of `CopyWords`.
+        """
+        self.plan, self._backend, self._copy = plan, backend, copy
         self.arena = Arena.of(plan, keep_all=backend.keep_scratch)
         base = allocate(self.arena.size, f"scratch of {plan.name}")
         self._scratch = {p.name: base + p.offset for p in self.arena.places}
@@ -85,8 +121,8 @@ class CudaRunner:
 
     @property
     def io_bytes(self) -> int:
-        """What is copied to the device before a step, and back after it."""
-        return self._io_size
+        """What a step copies to the device and back."""
+        return self._host_bytes + self._record_bytes
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents, in the host's form.
@@ -116,6 +152,8 @@ class CudaRunner:
             raise DeviceError(f"buffer {ref} cannot take an array of shape {value.shape}")
         if name in self._io:
             self._io[name][...] = value
+            if name in RARE:
+                upload(self._io_at[name], self._io[name])
             return
         host = np.ascontiguousarray(value, np.float32) if ref.dtype == "bf16" else value
         upload(self._addresses(ref)[0], bf16_bits(host) if ref.dtype == "bf16" else host)
@@ -130,17 +168,22 @@ class CudaRunner:
         upload(self._addresses(ref)[0], np.full(ref.nbytes, 0xFF, np.uint8))
 
     def _place_io(self, plan: Plan) -> None:
-        offset, offsets = 0, {}
-        for ref in plan.of_life(Life.IO):
-            offsets[ref.name] = offset
-            offset += -(-ref.nbytes // 64) * 64
-        self._io_size = offset
-        self._pinned, self._io_base = Pinned(offset), allocate(offset, "io")
-        self._io = {
-            ref.name: self._pinned.view(offsets[ref.name], ref.shape, STORED[ref.dtype])
-            for ref in plan.of_life(Life.IO)
-        }
-        self._io_at = {name: self._io_base + at for name, at in offsets.items()}
+        refs = plan.of_life(Life.IO)
+        record = [ref for ref in refs if ref.name in RESULTS]
+        rare = [ref for ref in refs if ref.name in RARE]
+        host = [ref for ref in refs if ref not in record and ref not in rare]
+        sizes = {r.name: -(-r.nbytes // _IO_ALIGNMENT) * _IO_ALIGNMENT for r in refs}
+        self._host_bytes = sum(sizes[ref.name] for ref in host)
+        self._record_bytes = sum(sizes[ref.name] for ref in record)
+        self._pinned, base = Pinned(sum(sizes.values())), allocate(sum(sizes.values()), "io")
+        self._io: dict[str, Array] = {}
+        self._io_at: dict[str, Address] = {}
+        offset = 0
+        for ref in host + record + rare:
+            self._io[ref.name] = self._pinned.view(offset, ref.shape, STORED[ref.dtype])
+            self._io_at[ref.name] = base + offset
+            offset += sizes[ref.name]
+        self._io_base = base
 
     def _addresses(self, ref: Ref) -> tuple[Address, ...]:
         if ref.life is Life.WEIGHT:
@@ -159,10 +202,18 @@ class CudaRunner:
         return graph
 
     def _copy_in(self, stream: Stream) -> None:
-        stream.copy_in(self._io_base, self._pinned.address, self._io_size)
+        self._copy_words(stream, self._pinned.address, self._io_base, self._host_bytes)
 
     def _copy_out(self, stream: Stream) -> None:
-        stream.copy_out(self._pinned.address, self._io_base, self._io_size)
+        at, size = self._host_bytes, self._record_bytes
+        self._copy_words(stream, self._io_base + at, self._pinned.address + at, size)
+
+    def _copy_words(self, stream: Stream, source: Address, to: Address, size: int) -> None:
+        if size:
+            op = CopyWords.of(size)
+            launch = op.launch(self._backend.device.arch)
+            packed = args.pack(op, {op.x: (source,), op.y: (to,)}.__getitem__)
+            stream.launch(self._copy, launch.grid, launch.block, launch.shared, packed)
 
     def _examine(self, node: Node) -> None:
         self._backend.stream.wait()
