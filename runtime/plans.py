@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,9 @@ class _Next(NamedTuple):
     ids: list[int]
 
 
+_NOTHING = _Next(-1, 0, [])
+
+
 class Plans:
     """Runs parts of sequences through the plan that fits them."""
 
@@ -48,8 +51,9 @@ class Plans:
 
     def decode(self, parts: list[Part]) -> list[Result]:
         """A decode step of all parts together."""
-        runner = self.decode_runner(sum(len(p.ids) for p in parts), len(parts))
-        return self._run(runner, [self._followed(p) for p in parts])
+        key = "decode", sum([len(p.ids) for p in parts]), len(parts)
+        runner = self._runners.get(key) or self.decode_runner(*key[1:])
+        return self._run(runner, parts, [self._follows(p) for p in parts])
 
     def prefill(self, part: Part, ends: bool) -> Result | None:
         """A chunk of a prompt through all layers; a result only if the prompt ends with it."""
@@ -106,20 +110,18 @@ class Plans:
             self._runners[key] = self._compile(build())
         return self._runners[key]
 
-    def _followed(self, part: Part) -> Part:
-        """The part, and whether it is what the device expects of its slot."""
-        known = self._next.get(part.slot)
-        follows = (
-            known is not None
-            and known.start == part.start
-            and known.step == part.draw.step
-            and known.ids[: len(part.ids)] == part.ids
+    def _follows(self, part: Part) -> bool:
+        """Whether a part is what the device expects of its slot."""
+        start, step, ids = self._next.get(part.slot, _NOTHING)
+        return (
+            start == part.start and step == part.draw.step and ids[: len(part.ids)] == part.ids
         )
-        return part._replace(follows=True) if follows else part
 
-    def _run(self, runner: Runner, parts: list[Part]) -> list[Result]:
+    def _run(
+        self, runner: Runner, parts: list[Part], follows: Sequence[bool] = (False,)
+    ) -> list[Result]:
         started = time.perf_counter()
-        self._desks[runner].write(parts)
+        self._desks[runner].write(parts, follows)
         runner.run()
         if self._config.trace:
             self._record(self._config.trace, runner, parts, started)

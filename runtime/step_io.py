@@ -27,9 +27,7 @@ class Part(NamedTuple):
     """One sequence's rows in a step.
 
     `ids` stand at positions `start`, `start + 1`, ... of `slot`. The token `banned` may not come
-    behind the first `num_banned` of them. Windows reach back to `window_start` at most. `follows`:
-    the device has ids, positions and `draw.step` from the slot's last step, so that the host need
-    not write them.
+    behind the first `num_banned` of them. Windows reach back to `window_start` at most.
     """
 
     slot: int
@@ -39,7 +37,6 @@ class Part(NamedTuple):
     banned: int = -1
     num_banned: int = 0
     window_start: int = 0
-    follows: bool = False
 
 
 class Desk:
@@ -52,27 +49,26 @@ class Desk:
         self._runner = runner
         self._layout: list[object] | None = None
 
-    def write(self, parts: Sequence[Part]) -> None:
-        """Lay the parts out for the next run."""
-        layout = [_layout(p) for p in parts] if all(p.follows for p in parts) else None
+    def write(self, parts: Sequence[Part], follows: Sequence[bool]) -> None:
+        """Lay the parts out for the next run; those that follow are what the device expects."""
+        layout = [_layout(part) for part in parts] if all(follows) else None
         if layout is None or layout != self._layout:
-            write_step(self._runner, parts)
-        self._layout = layout
+            write_step(self._runner, parts, follows)
+            self._layout = layout
 
 
 def _layout(part: Part) -> object:
-    """What the host has to say of a part that follows; equal if it need not say it again."""
-    rows, draw = len(part.ids), part.draw
-    return (
-        part.slot, rows, draw._replace(step=0), part.banned, min(part.num_banned, rows),
-        part.window_start,
-    )  # fmt: skip
+    """What the host has to say of a part that follows: not where, which ids and which step."""
+    slot, _, ids, draw, banned, num_banned, window_start = part
+    rows = len(ids)
+    return slot, rows, draw[:4], draw[5], banned, min(num_banned, rows), window_start
 
 
-def write_step(runner: Runner, parts: Sequence[Part]) -> None:
+def write_step(runner: Runner, parts: Sequence[Part], follows: Sequence[bool] = ()) -> None:
     """Lay the parts out row by row; rows and sequences that the plan has beyond them stay idle.
 
-    Ids and positions are written of all: of those that follow, the device writes them once more.
+    `follows`: which parts the device continues from their slots' last steps (`FollowRows`), none
+    if empty. What is written of these is what the device has as well.
     """
     rows, sequences = runner.plan.rows, runner.plan.sequences
     io = {name: np.zeros(rows, np.int32) for name in ("ids", "position", "window_start")}
@@ -86,9 +82,9 @@ def write_step(runner: Runner, parts: Sequence[Part]) -> None:
         io["window_start"][at:end] = part.window_start
         io["banned"][at : min(at + part.num_banned, end)] = part.banned
         row_start[number + 1 :] = at = end
-    follows = np.zeros(sequences, np.int32)
-    follows[: len(parts)] = [p.follows for p in parts]
-    for name, value in (io | {"row_start": row_start, "follows": follows}).items():
+    switch = np.zeros(sequences, np.int32)
+    switch[: len(follows)] = follows
+    for name, value in (io | {"row_start": row_start, "follows": switch}).items():
         _write(runner, name, value)
     if "io.token" in runner.plan.buffers:
         _write_draws(runner, parts)
