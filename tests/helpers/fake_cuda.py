@@ -244,7 +244,9 @@ class FakeCuda:
         if self._capture is None:
             step()
         else:
-            assert stream in self._captured, "a graph is captured, and this stream has no part in it"
+            assert stream in self._captured, (
+                "a graph is captured, and this stream has no part in it"
+            )
             self._capture.append(step)
         return (OK,)
 

@@ -110,7 +110,6 @@ def test_cuda_without_the_bindings(opened: Callable[..., Backend]) -> None:
     assert text.endswith("pip install 'ultraflash[cuda]'")
 
 
-
 def test_another_gpu_than_the_first(cuda: FakeCuda, opened: Callable[..., Backend]) -> None:
     cuda.gpus = Gpu(), Gpu("NVIDIA B300", (10, 3))
     assert opened(gpus=(1,)).arch == "sm_103a"
