@@ -195,6 +195,8 @@ def test_a_folder_of_parts_is_refused(
 
 def test_gpus_reach_each_other(cuda: FakeCuda, group: GroupBackend) -> None:
     assert sorted(cuda.reached) == [(FIRST, SECOND), (SECOND, FIRST)]
+    first, second = (rank.device for rank in group.ranks)
+    first.reach(second)  # once more is no error
     assert cuda.current == FIRST
     assert (group.world, group.arch, group.device.ordinal) == (2, "sm_90a", 0)
     assert group.facts() == group.ranks[1].facts()
