@@ -1,4 +1,4 @@
-"""Several ranks on GPUs: exchanges to the bit, the tiny model in two parts, replays, one rank alone.
+"""Several ranks on GPUs: exchanges to the bit, the tiny model split, replays, one rank alone.
 
 Each test runs with ranks that share a GPU, and where there are two, with one on each. A rank that
 waits for ever would be a hang: `faulthandler` ends the run then and says where it was.
