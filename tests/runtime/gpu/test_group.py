@@ -130,6 +130,14 @@ def test_plans_of_another_world(group: GroupBackend) -> None:
     assert text == "plan decode is for world 1, this backend has 2 ranks"
 
 
+def test_a_program_for_one_gpu_refuses_two(cuda: FakeCuda) -> None:
+    cuda.gpus = TWO
+    model, index = Model.from_checkpoint(TINY), CheckpointIndex.open(TINY)
+    config = RuntimeConfig(TINY, world=2, gpus=(0, 1))
+    text = sentence(ConfigError, lambda: CudaBackend.open(config, index, model))
+    assert text == "one GPU is used here, UF_GPUS names 2: name one"
+
+
 # --- weights ---
 
 
