@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,15 @@ def test_a_chain_of_sums(where: str, rng: np.random.Generator) -> None:
             for rank in range(2):
                 assert_same(runner.read(f"v{n}", rank), want, f"sum {n} on rank {rank}")
         report(f"{LAUNCHES * CHAIN:,} x all_reduce of {rows}x5120 f32 on {where}: {us:.2f} us each")
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_one_rank_is_always_late(where: str, late: int, rng: np.random.Generator) -> None:
+    """It looks for what it gets 20 us after it has sent, so the other is as far ahead as can be."""
+    backend = open_bare(where, 2)
+    rank = backend.ranks[late]
+    rank.exchange = replace(rank.exchange, hop_ns=20_000)
+    exchange_all(backend, lengths(2), rng, sized(10, 2), f"{where}, rank {late} late")
 
 
 def time_of(backend: Any, runner: Any, launches: int = 50) -> float:
