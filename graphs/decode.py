@@ -9,7 +9,7 @@ from ultraflash.graphs.step import Build, accept, follow_rows, next_rows, scope
 
 
 def build_decode(build: Build, rows: int, sequences: int) -> Plan:
-    """Rows -> embed -> layers -> head -> accept -> draft the next block -> confidences -> next rows.
+    """Rows -> embed -> layers -> head -> accept -> next block -> confidences -> next rows.
 
     `rows` rows are ragged over `sequences` sequences: each has the token sampled last, then drafts.
 

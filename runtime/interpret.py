@@ -151,6 +151,13 @@ class NumpyRunner:
                     arguments[index] = env[name]
                 self._store(call, env, call.reference(*arguments))
 
+    def launch(self) -> None:
+        """Execute the plan at once."""
+        self.run()
+
+    def wait(self) -> None:
+        """It is done already."""
+
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer by name: io, scratch after the node that wrote it ran, or state.
 

@@ -37,6 +37,7 @@ class _Next(NamedTuple):
 
 
 _NOTHING = _Next(-1, 0, [])
+Again = Callable[[list[Result]], bool]
 
 
 class Plans:
@@ -48,12 +49,26 @@ class Plans:
         self._runners: dict[tuple[str, int, int], Runner] = {}
         self._desks: dict[Runner, Desk] = {}
         self._next: dict[int, _Next] = {}  # by slot
+        self._ahead: Runner | None = None  # its next step is under way already
 
-    def decode(self, parts: list[Part]) -> list[Result]:
-        """A decode step of all parts together."""
+    def decode(self, parts: list[Part], again: Again | None = None) -> list[Result]:
+        """A decode step of all parts together.
+
+        `again`: asked, when there are results, whether the next step will be one of the same
+        sequences with as many rows each and nothing else changed. Then it is launched before
+        anybody looks at the results: all it needs is on the device. Whoever said so and asks for
+        another step has lost what drafts of these sequences were drawn from, and some time.
+        """
         key = "decode", sum([len(p.ids) for p in parts]), len(parts)
         runner = self._runners.get(key) or self.decode_runner(*key[1:])
-        return self._run(runner, parts, [self._follows(p) for p in parts])
+        return self._run(runner, parts, [self._follows(p) for p in parts], again)
+
+    def settle(self) -> None:
+        """Wait for a step that was launched ahead; nobody will ask for it."""
+        if self._ahead:
+            self._ahead.wait()
+            self._ahead = None
+            self._next.clear()  # of its sequences the device expects what nobody knows
 
     def prefill(self, part: Part, ends: bool) -> Result | None:
         """A chunk of a prompt through all layers; a result only if the prompt ends with it."""
@@ -113,21 +128,29 @@ class Plans:
     def _follows(self, part: Part) -> bool:
         """Whether a part is what the device expects of its slot."""
         start, step, ids = self._next.get(part.slot, _NOTHING)
-        return (
-            start == part.start and step == part.draw.step and ids[: len(part.ids)] == part.ids
-        )
+        return start == part.start and step == part.draw.step and ids[: len(part.ids)] == part.ids
 
     def _run(
-        self, runner: Runner, parts: list[Part], follows: Sequence[bool] = (False,)
-    ) -> list[Result]:
-        started = time.perf_counter()
-        self._desks[runner].write(parts, follows)
-        runner.run()
+        self, runner: Runner, parts: list[Part], follows: Sequence[bool] = (False,),
+        again: Again | None = None,
+    ) -> list[Result]:  # fmt: skip
+        started, desk = time.perf_counter(), self._desks[runner]
+        if self._ahead is not runner or not desk.holds(parts, follows):
+            if self._ahead:
+                self.settle()
+                follows = [False] * len(parts)
+            desk.write(parts, follows)
+            runner.launch()
+        self._ahead = None
+        runner.wait()
         if self._config.trace:
             self._record(self._config.trace, runner, parts, started)
         if "io.token" not in runner.plan.buffers:
             return []
         results = self._results(runner, len(parts))
+        if again and desk.repeats and again(results):
+            runner.launch()
+            self._ahead = runner
         decoding = runner.plan.name == "decode"
         for part, result in zip(parts, results, strict=True):
             rows = 1 + result.accepted if decoding else len(part.ids)

@@ -49,12 +49,20 @@ class Desk:
         self._runner = runner
         self._layout: list[object] | None = None
 
+    @property
+    def repeats(self) -> bool:
+        """Whether another run now would be the next step of the same sequences."""
+        return self._layout is not None
+
+    def holds(self, parts: Sequence[Part], follows: Sequence[bool]) -> bool:
+        """Whether these parts, those that follow being what the device expects, are that step."""
+        return all(follows) and self._layout == [_layout(part) for part in parts]
+
     def write(self, parts: Sequence[Part], follows: Sequence[bool]) -> None:
-        """Lay the parts out for the next run; those that follow are what the device expects."""
-        layout = [_layout(part) for part in parts] if all(follows) else None
-        if layout is None or layout != self._layout:
+        """Lay the parts out for the next run."""
+        if not self.holds(parts, follows):
             write_step(self._runner, parts, follows)
-            self._layout = layout
+            self._layout = [_layout(part) for part in parts] if all(follows) else None
 
 
 def _layout(part: Part) -> object:

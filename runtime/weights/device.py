@@ -19,6 +19,7 @@ from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.load import computed_weights
+from ultraflash.runtime.weights.part import Part
 from ultraflash.runtime.weights.table import Row, weight_table
 
 Progress = Callable[[int, int], None]
@@ -52,11 +53,13 @@ def upload_weights(
     place: Place,
     progress: Progress | None = None,
     cache_dir: Path | None = None,
+    part: Part = Part(),  # noqa: B008
 ) -> DeviceWeights:
-    """Verify the checkpoint and place every weight; `place(name, bytes)` gives a device address.
+    """Verify the checkpoint and place one rank's part; `place(name, bytes)` gives an address.
 
     Raises:
-        WeightsError: when the checkpoint does not fit the model or holds NaN scales.
+        WeightsError: when the checkpoint does not fit the model, holds NaN scales or cannot be
+            split.
     """
     index.verify(model)
     rows = list(weight_table(model).values())
@@ -65,23 +68,23 @@ def upload_weights(
     held: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     done = 0
     for row in rows:
-        parts = [computed[row.name]] if not row.sources else _stored(index, row)
-        held[row.name] = row.shape, tuple(place(row.name, part) for part in parts)
+        arrays = _stored(index, row, part) if row.sources else [computed[row.name]]
+        held[row.name] = part.shape(row), tuple(place(row.name, array) for array in arrays)
         done += sum(index.tensors[s].nbytes for s in row.sources)
         if progress:
             progress(done, total)
     return DeviceWeights(held)
 
 
-def _stored(index: CheckpointIndex, row: Row) -> list[npt.NDArray[Any]]:
+def _stored(index: CheckpointIndex, row: Row, part: Part) -> list[npt.NDArray[Any]]:
     """Codes and, for quantised formats, scales; experts one behind the other."""
     quantised = row.format in ("fp8", "fp4", "rows8")
-    codes = [index.raw(s) for s in row.sources[:: 2 if quantised else 1]]
+    codes = [part.stored(index, row, s) for s in row.sources[:: 2 if quantised else 1]]
     if not quantised:
         return [codes[0]]
     names = row.sources[1::2]
-    scales = [index.raw(s) for s in names]
-    for name, array in zip(names, scales, strict=True):
-        check_scales(array, name)
+    for name in names:  # the whole tensor, so that the index in the message is the one on disk
+        check_scales(index.raw(name), name)
+    scales = [part.stored(index, row, s) for s in names]
     stack = np.stack if row.format == "fp4" else lambda arrays: arrays[0]
     return [stack(codes), stack(scales)]

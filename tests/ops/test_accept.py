@@ -442,7 +442,7 @@ def test_drafts_of_unknown_origin_do_not_stay(rng: np.random.Generator) -> None:
 
 def test_a_kernel_refuses_more_rows_than_it_keeps_distributions_of() -> None:
     assert op(MAX_ROWS, 1).launch("sm_90a").stem == "accept"
-    with pytest.raises(PlanError, match="17 rows are to be verified on sm_90a, .* 16 at most"):
+    with pytest.raises(PlanError, match="17 rows are to be verified on sm_90a"):
         op(MAX_ROWS + 1, 1).launch("sm_90a")
 
 
