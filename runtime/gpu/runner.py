@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +16,14 @@ from ultraflash.runtime.gpu import args
 from ultraflash.runtime.gpu.arena import Arena
 from ultraflash.runtime.gpu.driver import (
     Address,
+    Event,
     Function,
     Graph,
     Pinned,
     Stream,
     allocate,
     download,
+    release,
     upload,
 )
 
@@ -45,8 +49,8 @@ class CudaRunner:
         """Place buffers, pack arguments; the graph is captured at the first whole run."""
         self.plan, self._backend = plan, backend
         self.arena = Arena.of(plan, keep_all=backend.keep_scratch)
-        base = allocate(self.arena.size, f"scratch of {plan.name}")
-        self._scratch = {p.name: base + p.offset for p in self.arena.places}
+        self._base = allocate(self.arena.size, f"scratch of {plan.name}")
+        self._scratch = {p.name: self._base + p.offset for p in self.arena.places}
         self._place_io(plan)
         arch = backend.device.arch
         self._launches = []
@@ -78,6 +82,23 @@ class CudaRunner:
             self._graph = self._capture(self._backend.stream)
         self._graph.launch()
 
+    def node_us(self, replays: int) -> list[float]:
+        """Microseconds of each node: medians over replays of a graph with events between nodes.
+
+        What two events with nothing between them take is taken off. Kernels that would begin before
+        their predecessor's end cannot: the sum is more than a step.
+        """
+        marks = [Event() for _ in range(len(self._launches) + 2)]
+        graph, stream = self._capture(self._backend.stream, marks), self._backend.stream
+        seen = []
+        for _ in range(replays + 1):
+            graph.launch()
+            stream.wait()
+            seen.append([1e3 * after.since(before) for before, after in pairwise(marks)])
+        graph.close()
+        *times, empty = np.median(np.array(seen[1:]), axis=0)
+        return [max(float(time - empty), 0.0) for time in times]
+
     @property
     def nodes(self) -> int:
         """Nodes of the captured graph, 0 before the first run."""
@@ -87,6 +108,14 @@ class CudaRunner:
     def io_bytes(self) -> int:
         """What is copied to the device before a step, and back after it."""
         return self._io_size
+
+    def close(self) -> None:
+        """Give scratch, io and graph back; the runner is of no use afterwards."""
+        if self._graph:
+            self._graph.close()
+        release(self._base)
+        release(self._io_base)
+        self._pinned.close()
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents, in the host's form.
@@ -149,11 +178,15 @@ class CudaRunner:
             return (self._backend.state(ref),)
         return (self._io_at[ref.name] if ref.life is Life.IO else self._scratch[ref.name],)
 
-    def _capture(self, stream: Stream) -> Graph:
+    def _capture(self, stream: Stream, marks: Sequence[Event] = ()) -> Graph:
         graph = Graph(stream)
         self._copy_in(stream)
-        for _, function, launch, packed in self._launches:
+        for number, (_, function, launch, packed) in enumerate(self._launches):
+            if marks:
+                marks[number].record_in_graph(stream)
             stream.launch(function, launch.grid, launch.block, launch.shared, packed)
+        for mark in marks[len(self._launches) :]:
+            mark.record_in_graph(stream)
         self._copy_out(stream)
         graph.finish()
         return graph
