@@ -170,6 +170,8 @@ def open_shard(options: argparse.Namespace, max_seq: int, prefill: str = "full")
     config = replace(config, eager=False, check=False, trace=None, prefill=prefill)
     full = options.config == "full"
     model = release_model() if full else Model.from_checkpoint(config.checkpoint)
+    if max_seq > model.max_position:
+        raise ConfigError(f"--context {max_seq} is more than the model's {model.max_position}")
     capacity = Capacity(SLOTS, max_seq)
     build = Build(model, capacity, options.world, config.block(model))
     model.check_world(options.world)

@@ -209,6 +209,11 @@ class FakeCuda:
         event[0] = time.perf_counter()
         return (OK,)
 
+    def cuEventRecordWithFlags(self, event: list[float], stream: Any, flag: Any) -> tuple[Any, ...]:
+        assert flag == real.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
+        assert self._capture is not None, "such an event belongs into a graph"
+        return self._queue(lambda: self.cuEventRecord(event, stream))
+
     def cuEventElapsedTime(self, start: list[float], end: list[float]) -> tuple[Any, ...]:
         return OK, 1e3 * (end[0] - start[0])
 
