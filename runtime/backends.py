@@ -1,4 +1,4 @@
-"""Which backend runs a checkpoint: the GPU if there is one, else the interpreter."""
+"""Which backend runs a checkpoint: the GPUs if there are any, else the interpreter."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ultraflash.runtime.weights.load import load_weights
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.backend import CudaBackend
+    from ultraflash.runtime.gpu.group import GroupBackend
 
 Progress = Callable[[int, int], None]
 
@@ -53,19 +54,20 @@ def num_gpus() -> int:
     return sum(architecture(ordinal) in ARCHITECTURES for ordinal in range(device_count()))
 
 
-def cuda_backend() -> type[CudaBackend]:
-    """The class that drives a GPU; importing it here keeps the bindings optional.
+def cuda_backend(ranks: int = 1) -> type[CudaBackend] | type[GroupBackend]:
+    """The class that drives so many GPUs; importing it here keeps the bindings optional.
 
     Raises:
         ConfigError: when the extra that talks to the driver and the compiler is not installed.
     """
     try:
         from ultraflash.runtime.gpu.backend import CudaBackend
+        from ultraflash.runtime.gpu.group import GroupBackend
     except ImportError as error:
         raise ConfigError(
             f"running on a GPU needs the CUDA bindings ({error}): pip install 'ultraflash[cuda]'"
         ) from error
-    return CudaBackend
+    return CudaBackend if ranks == 1 else GroupBackend
 
 
 def _open_cuda(
@@ -75,10 +77,14 @@ def _open_cuda(
     progress: Progress | None,
     keep_scratch: bool,
 ) -> Backend:
-    backend = cuda_backend()
-    if config.world != 1 or len(config.gpus) != 1:
+    named = ",".join(map(str, config.gpus)) or "none"
+    if config.world != len(config.gpus):
         raise ConfigError(
-            f"world {config.world} on GPUs {config.gpus} is not built yet: use world 1 on one GPU, "
-            f"or UF_BACKEND=numpy"
+            f"world {config.world} takes as many GPUs, and {len(config.gpus)} are named ({named}): "
+            f"name one for each rank with --gpus, or set UF_BACKEND=numpy"
         )
+    if len(set(config.gpus)) < len(config.gpus):
+        raise ConfigError(f"every rank needs a GPU of its own, and --gpus names one twice: {named}")
+    model.check_world(config.world)
+    backend = cuda_backend(config.world)
     return backend.open(config, index, model, progress, keep_scratch=keep_scratch)

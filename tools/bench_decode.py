@@ -27,7 +27,7 @@ from ultraflash.graphs.plan import Plan
 from ultraflash.runtime.errors import ConfigError, EngineError
 from ultraflash.runtime.step_io import Draw, Part, write_step
 from ultraflash.tools import gpu_arguments
-from ultraflash.tools.op_shares import by_op, share_lines
+from ultraflash.tools.op_shares import by_op, node_us, share_lines
 from ultraflash.tools.routing import (
     ROUTINGS,
     Distinct,
@@ -198,7 +198,7 @@ def _measured(shard: Shard, options: argparse.Namespace, read: float) -> Iterato
                 gpu_p99_ms=_percentile(gpu, 99),
                 gap_p50_us=_percentile(gap, 50),
                 gap_p99_us=_percentile(gap, 99),
-                read_gb=round(needed / 1e9, 4),
+                read_gb=round(needed / 1e9, 6),
                 tb_per_s=round(speed, 4),
                 read_tb_per_s=round(read, 4),
                 fraction=round(speed / read, 4),
@@ -268,7 +268,7 @@ def _print_ops(shard: Shard, options: argparse.Namespace) -> None:
     runner = shard.decode_runner(rows)
     write_step(runner, [next(_steps(shard, rows, context, options))])
     print(f"by operation, {rows} rows at {context:,}, {shard.title}:")
-    for line in share_lines(by_op(runner.plan, runner.node_us(5))):
+    for line in share_lines(by_op(runner.plan, node_us(runner, shard.backend.stream, 5))):
         print(line)
 
 

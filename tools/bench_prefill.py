@@ -23,7 +23,7 @@ from ultraflash.graphs.plan import Plan
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.runtime.errors import ConfigError, DeviceError, EngineError
 from ultraflash.runtime.step_io import Draw, Part, write_step
-from ultraflash.tools.op_shares import by_op, share_lines
+from ultraflash.tools.op_shares import by_op, node_us, share_lines
 from ultraflash.tools.routing import tokens
 from ultraflash.tools.shard import (
     SLOT,
@@ -164,8 +164,9 @@ def _measure(
     median = float(np.median(times))
     if options.ops:
         print(f"by operation, {plan} of {rows} rows at {context:,}, {shard.title}:")
-        node_us = runner.node_us(1 if median > _SLOW_MS else 3)
-        print("\n".join(share_lines(by_op(runner.plan, node_us))), flush=True)
+        replays = 1 if median > _SLOW_MS else 3
+        shares = by_op(runner.plan, node_us(runner, shard.backend.stream, replays))
+        print("\n".join(share_lines(shares)), flush=True)
     return Row(
         date=today(),
         commit=commit(),

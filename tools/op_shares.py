@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ultraflash.graphs.plan import Plan
+
+if TYPE_CHECKING:
+    from ultraflash.runtime.gpu.driver import Stream
+    from ultraflash.runtime.gpu.runner import CudaRunner
 
 
 @dataclass(frozen=True)
@@ -15,6 +23,34 @@ class Share:
     name: str
     nodes: int
     us: float
+
+
+def node_us(runner: CudaRunner, stream: Stream, replays: int) -> list[float]:
+    """Microseconds of each node: medians over replays of a graph with events between nodes.
+
+    What two events with nothing between them take is taken off. Kernels that would begin before
+    their predecessor's end cannot: the sum is more than a step.
+    """
+    from ultraflash.runtime.gpu.driver import Event, Graph
+
+    marks = [Event() for _ in range(len(runner.plan.nodes) + 2)]
+    graph = Graph(stream)
+    runner.copy_in()
+    for number in range(len(runner.plan.nodes)):
+        marks[number].record_in_graph(stream)
+        runner.queue(number)
+    for mark in marks[-2:]:
+        mark.record_in_graph(stream)
+    runner.copy_out()
+    graph.finish()
+    seen = []
+    for _ in range(replays + 1):
+        graph.launch()
+        stream.wait()
+        seen.append([1e3 * after.since(before) for before, after in pairwise(marks)])
+    graph.close()
+    *times, empty = np.median(np.array(seen[1:]), axis=0)
+    return [max(float(time - empty), 0.0) for time in times]
 
 
 def by_op(plan: Plan, node_us: Sequence[float]) -> list[Share]:

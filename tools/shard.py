@@ -186,7 +186,8 @@ def open_shard(options: argparse.Namespace, max_seq: int, prefill: str = "full")
 def _opened(
     options: argparse.Namespace, config: RuntimeConfig, build: Build
 ) -> tuple[CudaBackend, int]:
-    backend_class = cuda_backend()
+    cuda_backend()  # says what is missing where the bindings are
+    from ultraflash.runtime.gpu.backend import CudaBackend
     from ultraflash.runtime.gpu.driver import Device, memory
     from ultraflash.runtime.gpu.synthetic import place_weights
 
@@ -195,25 +196,31 @@ def _opened(
         index = CheckpointIndex.open(config.checkpoint)
         Device.open(config.gpus[0])
         free = memory()[0]
-        return backend_class.open(config, index, build.model), free
+        return CudaBackend.open(config, index, build.model), free
     device = Device.open(config.gpus[0])
     free = memory()[0]
     plan = build_decode(build, build.block + 1, 1)  # names every weight, drafts' included
     weights = place_weights(plan, build.model, device, config.cache_dir, options.rank)
-    return backend_class(device, weights, config.cache_dir), free
+    if options.world == 1:
+        return CudaBackend(device, weights, config.cache_dir), free
+    rank = {"world": options.world, "rank": options.rank, "hop_us": options.hop_us}
+    return CudaBackend.emulated(device, weights, config.cache_dir, **rank), free
 
 
 def predicted_bytes(plans: list[Plan], world: int) -> int:
-    """What plans say that they take on the device: weights, state, and each one's scratch and io.
+    """What plans say that they take on the device: weights, state, and each one's scratch and
+    io, and room for exchanges.
 
     Large allocations end at the next page of the driver, small ones share pages.
     """
     from ultraflash.runtime.gpu.arena import Arena
+    from ultraflash.runtime.gpu.exchange import inbox_bytes
     from ultraflash.runtime.gpu.synthetic import resident_bytes
 
     named = {ref.name: ref for plan in plans for ref in plan.buffers.values()}.values()
     weights = resident_bytes([ref for ref in named if ref.life is Life.WEIGHT], world)
-    sizes = [weights, *(ref.nbytes for ref in named if ref.life is Life.STATE)]
+    sizes = [weights, inbox_bytes(world) if world > 1 else 0]
+    sizes += [ref.nbytes for ref in named if ref.life is Life.STATE]
     for plan in plans:
         sizes += [Arena.of(plan).size, sum(ref.nbytes for ref in plan.of_life(Life.IO))]
     large = sum(-(-size // _PAGE) * _PAGE for size in sizes if size >= _PAGE // 2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def architecture(ordinal: int) -> str:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU with its primary context current in this thread."""
+    """A GPU with its primary context; after `open` it is current in this thread."""
 
     ordinal: int
     name: str
@@ -61,6 +61,7 @@ class Device:
     l2_bytes: int
     num_sms: int
     driver: int  # the CUDA version that the driver supports: 13000 is 13.0
+    context: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
     def open(cls, ordinal: int = 0) -> Device:
@@ -98,7 +99,29 @@ class Device:
         attribute = cu.CUdevice_attribute
         l2_bytes = _attribute(device, attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
         num_sms = _attribute(device, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        return cls(ordinal, name, arch, total, l2_bytes, num_sms, version)
+        return cls(ordinal, name, arch, total, l2_bytes, num_sms, version, context)
+
+    def enter(self) -> None:
+        """Make this the GPU that calls of this thread are about."""
+        check(cu.cuCtxSetCurrent(self.context), f"turning to GPU {self.ordinal}")
+
+    def reach(self, peer: Device) -> None:
+        """Let kernels on this GPU, which is the current one, read and write a peer's memory.
+
+        Raises:
+            DeviceError: when no link between them allows it.
+        """
+        if not check(
+            cu.cuDeviceCanAccessPeer(self.ordinal, peer.ordinal), "asking about a link of GPUs"
+        ):
+            raise DeviceError(
+                f"GPU {self.ordinal} cannot reach the memory of GPU {peer.ordinal}: choose GPUs "
+                f"that NVLink or PCIe peer access joins (nvidia-smi topo -m)"
+            )
+        check(
+            cu.cuCtxEnablePeerAccess(peer.context, 0),
+            f"joining GPU {self.ordinal} to GPU {peer.ordinal}",
+        )
 
 
 def memory() -> tuple[int, int]:
@@ -141,6 +164,11 @@ def download(address: Address, array: npt.NDArray[Any]) -> None:
 def clear(address: Address, size: int) -> None:
     """Zero device memory."""
     check(cu.cuMemsetD8(address, 0, size), "clearing GPU memory")
+
+
+def fill(address: Address, value: int, size: int) -> None:
+    """Give bytes of device memory one value."""
+    check(cu.cuMemsetD8(address, value, size), "filling GPU memory")
 
 
 def copy(to: Address, source: Address, size: int) -> None:
@@ -223,6 +251,10 @@ class Stream:
         """Queue a copy to pinned memory."""
         check(cu.cuMemcpyDtoHAsync(host, address, size, self.handle), "copying from the GPU")
 
+    def wait_for(self, event: Event) -> None:
+        """Queue nothing but a wait, until what `event` recorded has happened."""
+        check(cu.cuStreamWaitEvent(self.handle, event.handle, 0), "waiting for an event")
+
     def wait(self) -> None:
         """Wait until everything queued is done, without holding the interpreter lock."""
         check(cu.cuStreamSynchronize(self.handle), "a step", _LOST)
@@ -263,22 +295,22 @@ class Event:
     def __init__(self) -> None:
         """Make one that measures time."""
         flag = cu.CUevent_flags.CU_EVENT_DEFAULT
-        self._handle = check(cu.cuEventCreate(flag), "making an event")
+        self.handle = check(cu.cuEventCreate(flag), "making an event")
 
     def record(self, stream: Stream) -> None:
         """Happen when everything queued so far is done."""
-        check(cu.cuEventRecord(self._handle, stream.handle), "recording an event")
+        check(cu.cuEventRecord(self.handle, stream.handle), "recording an event")
 
     def record_in_graph(self, stream: Stream) -> None:
         """Become a node of the graph that is being captured: it happens in every replay."""
         flag = cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
         check(
-            cu.cuEventRecordWithFlags(self._handle, stream.handle, flag), "recording an event node"
+            cu.cuEventRecordWithFlags(self.handle, stream.handle, flag), "recording an event node"
         )
 
     def since(self, earlier: Event) -> float:
         """Milliseconds between two events that have happened."""
-        return float(check(cu.cuEventElapsedTime(earlier._handle, self._handle), "timing"))
+        return float(check(cu.cuEventElapsedTime(earlier.handle, self.handle), "timing"))
 
 
 def _start() -> str:

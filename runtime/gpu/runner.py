@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,16 +14,15 @@ from ultraflash.runtime.gpu import args
 from ultraflash.runtime.gpu.arena import Arena
 from ultraflash.runtime.gpu.driver import (
     Address,
-    Event,
     Function,
     Graph,
     Pinned,
-    Stream,
     allocate,
     download,
     release,
     upload,
 )
+from ultraflash.runtime.gpu.exchange import pieces
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.backend import CudaBackend
@@ -45,59 +42,49 @@ _STATIC_SHARED = 48 << 10
 class CudaRunner:
     """One plan on the GPU: implements `Runner`."""
 
-    def __init__(self, backend: CudaBackend, plan: Plan, functions: dict[Node, Function]) -> None:
-        """Place buffers, pack arguments; the graph is captured at the first whole run."""
+    def __init__(
+        self, backend: CudaBackend, plan: Plan, functions: dict[Node, Function],
+        shared: Pinned | None = None,
+    ) -> None:  # fmt: skip
+        """Place buffers, pack arguments; the graph is captured at the first whole run.
+
+        `shared`: another rank's host side of the io buffers, in the place of one of its own.
+        """
         self.plan, self._backend = plan, backend
         self.arena = Arena.of(plan, keep_all=backend.keep_scratch)
         self._base = allocate(self.arena.size, f"scratch of {plan.name}")
         self._scratch = {p.name: self._base + p.offset for p in self.arena.places}
-        self._place_io(plan)
+        self._place_io(plan, shared)
         arch = backend.device.arch
         self._launches = []
+        turn = 0
         for node in plan.nodes:
             launch, function = node.op.launch(arch), functions[node]
             if launch.shared > _STATIC_SHARED:
                 function.allow_shared(launch.shared)
-            packed = args.pack(node.op, self._addresses)
+            packed = args.pack(node.op, self._addresses, backend.exchange, turn)
+            turn += pieces(node.op) if node.op.COLLECTIVE else 0
             self._launches.append((node, function, launch, packed))
         self._graph: Graph | None = None
 
     def run(self, span: slice | None = None) -> None:
         """Replay the whole plan, or launch the nodes of `span` one by one; returns when done."""
-        stream = self._backend.stream
-        if span is not None or self._backend.eager:
-            self._copy_in(stream)
-            for node, function, launch, packed in self._launches[span or slice(None)]:
-                stream.launch(function, launch.grid, launch.block, launch.shared, packed)
-                if self._backend.check:
-                    self._examine(node)
-            self._copy_out(stream)
-        else:
+        if span is None and not self._backend.eager:
             self.launch()
-        stream.wait()
+        else:
+            self.copy_in()
+            for number in range(len(self._launches))[span or slice(None)]:
+                self.queue(number)
+                if self._backend.check:
+                    self.examine(number)
+            self.copy_out()
+        self._backend.stream.wait()
 
     def launch(self) -> None:
         """Queue the whole plan on the backend's stream; the first time captures it."""
         if self._graph is None:
-            self._graph = self._capture(self._backend.stream)
+            self._graph = self._capture()
         self._graph.launch()
-
-    def node_us(self, replays: int) -> list[float]:
-        """Microseconds of each node: medians over replays of a graph with events between nodes.
-
-        What two events with nothing between them take is taken off. Kernels that would begin before
-        their predecessor's end cannot: the sum is more than a step.
-        """
-        marks = [Event() for _ in range(len(self._launches) + 2)]
-        graph, stream = self._capture(self._backend.stream, marks), self._backend.stream
-        seen = []
-        for _ in range(replays + 1):
-            graph.launch()
-            stream.wait()
-            seen.append([1e3 * after.since(before) for before, after in pairwise(marks)])
-        graph.close()
-        *times, empty = np.median(np.array(seen[1:]), axis=0)
-        return [max(float(time - empty), 0.0) for time in times]
 
     @property
     def nodes(self) -> int:
@@ -115,7 +102,7 @@ class CudaRunner:
             self._graph.close()
         release(self._base)
         release(self._io_base)
-        self._pinned.close()
+        self.pinned.close()
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents, in the host's form.
@@ -128,9 +115,7 @@ class CudaRunner:
         ref = self.plan.buffers.get(name)
         if ref is None:
             raise DeviceError(f"plan {self.plan.name} has no buffer {name!r}")
-        stored = np.empty(ref.shape, STORED[ref.dtype])
-        download(self._addresses(ref)[0], stored)
-        return bf16_from_bits(stored) if ref.dtype == "bf16" else stored
+        return self.download(ref)
 
     def write(self, name: str, value: Array) -> None:
         """Put `value` into an io or scratch buffer.
@@ -158,15 +143,15 @@ class CudaRunner:
         """Fill a scratch buffer with bytes that no operation writes, so that gaps show."""
         upload(self._addresses(ref)[0], np.full(ref.nbytes, 0xFF, np.uint8))
 
-    def _place_io(self, plan: Plan) -> None:
+    def _place_io(self, plan: Plan, shared: Pinned | None) -> None:
         offset, offsets = 0, {}
         for ref in plan.of_life(Life.IO):
             offsets[ref.name] = offset
             offset += -(-ref.nbytes // 64) * 64
         self._io_size = offset
-        self._pinned, self._io_base = Pinned(offset), allocate(offset, "io")
+        self.pinned, self._io_base = shared or Pinned(offset), allocate(offset, "io")
         self._io = {
-            ref.name: self._pinned.view(offsets[ref.name], ref.shape, STORED[ref.dtype])
+            ref.name: self.pinned.view(offsets[ref.name], ref.shape, STORED[ref.dtype])
             for ref in plan.of_life(Life.IO)
         }
         self._io_at = {name: self._io_base + at for name, at in offsets.items()}
@@ -178,32 +163,44 @@ class CudaRunner:
             return (self._backend.state(ref),)
         return (self._io_at[ref.name] if ref.life is Life.IO else self._scratch[ref.name],)
 
-    def _capture(self, stream: Stream, marks: Sequence[Event] = ()) -> Graph:
-        graph = Graph(stream)
-        self._copy_in(stream)
-        for number, (_, function, launch, packed) in enumerate(self._launches):
-            if marks:
-                marks[number].record_in_graph(stream)
-            stream.launch(function, launch.grid, launch.block, launch.shared, packed)
-        for mark in marks[len(self._launches) :]:
-            mark.record_in_graph(stream)
-        self._copy_out(stream)
-        graph.finish()
-        return graph
+    def copy_in(self) -> None:
+        """Queue what the host wrote."""
+        self._backend.stream.copy_in(self._io_base, self.pinned.address, self._io_size)
 
-    def _copy_in(self, stream: Stream) -> None:
-        stream.copy_in(self._io_base, self._pinned.address, self._io_size)
+    def queue(self, number: int) -> None:
+        """Queue a node."""
+        _, function, launch, packed = self._launches[number]
+        self._backend.stream.launch(function, launch.grid, launch.block, launch.shared, packed)
 
-    def _copy_out(self, stream: Stream) -> None:
-        stream.copy_out(self._pinned.address, self._io_base, self._io_size)
+    def copy_out(self) -> None:
+        """Queue what the host reads."""
+        self._backend.stream.copy_out(self.pinned.address, self._io_base, self._io_size)
 
-    def _examine(self, node: Node) -> None:
+    def examine(self, number: int) -> None:
+        """Wait, and refuse NaN in what a node wrote.
+
+        Raises:
+            DeviceError: naming the node and the buffer.
+        """
+        node = self.plan.nodes[number]
         self._backend.stream.wait()
         for ref in node.op.writes():
             if ref.dtype not in ("bf16", "f32") or ref.life is Life.STATE:
                 continue
-            stored: Any = np.empty(ref.shape, STORED[ref.dtype])
-            download(self._addresses(ref)[0], stored)
-            values = bf16_from_bits(stored) if ref.dtype == "bf16" else stored
-            if np.isnan(values).any():
+            if np.isnan(self.download(ref)).any():
                 raise DeviceError(f"node {node.label} wrote NaN into {ref}")
+
+    def download(self, ref: Ref) -> Array:
+        """What the device holds of a buffer, in the host's form."""
+        stored = np.empty(ref.shape, STORED[ref.dtype])
+        download(self._addresses(ref)[0], stored)
+        return bf16_from_bits(stored) if ref.dtype == "bf16" else stored
+
+    def _capture(self) -> Graph:
+        graph = Graph(self._backend.stream)
+        self.copy_in()
+        for number in range(len(self._launches)):
+            self.queue(number)
+        self.copy_out()
+        graph.finish()
+        return graph

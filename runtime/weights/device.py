@@ -19,6 +19,7 @@ from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of
 from ultraflash.runtime.weights.load import computed_weights
+from ultraflash.runtime.weights.part import Part
 from ultraflash.runtime.weights.table import Row, weight_table
 
 Progress = Callable[[int, int], None]
@@ -60,11 +61,13 @@ def upload_weights(
     place: Place,
     progress: Progress | None = None,
     cache_dir: Path | None = None,
+    part: Part = Part(),  # noqa: B008
 ) -> DeviceWeights:
-    """Verify the checkpoint and place every weight.
+    """Verify the checkpoint and place one rank's part of every weight.
 
     Raises:
-        WeightsError: when the checkpoint does not fit the model or holds NaN scales.
+        WeightsError: when the checkpoint does not fit the model, holds NaN scales or cannot be
+            split.
     """
     index.verify(model)
     rows = list(weight_table(model).values())
@@ -73,11 +76,11 @@ def upload_weights(
     held: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     done = 0
     for row in rows:
-        codes, scales = ([computed[row.name]], []) if not row.sources else _stored(index, row)
+        codes, scales = ([computed[row.name]], []) if not row.sources else _stored(index, row, part)
         addresses = [place(row.name, codes, layout_of(row.name, row.format))]
         if scales:
             addresses.append(place(row.name, scales))
-        held[row.name] = row.shape, tuple(addresses)
+        held[row.name] = part.shape(row), tuple(addresses)
         done += sum(index.tensors[s].nbytes for s in row.sources)
         if progress:
             progress(done, total)
@@ -85,12 +88,14 @@ def upload_weights(
 
 
 def _stored(
-    index: CheckpointIndex, row: Row
+    index: CheckpointIndex, row: Row, part: Part
 ) -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
     """Codes and, for quantised formats, scales; of stacked weights one array an expert."""
     if row.format not in SCALED:
-        return [index.raw(row.sources[0])], []
-    scales = [index.raw(s) for s in row.sources[1::2]]
-    for name, array in zip(row.sources[1::2], scales, strict=True):
-        check_scales(array, name)
-    return [index.raw(s) for s in row.sources[::2]], scales
+        return [part.stored(index, row, row.sources[0])], []
+    for name in row.sources[1::2]:  # the whole tensor: the index in the message is the one on disk
+        check_scales(index.raw(name), name)
+    codes, scales = (
+        [part.stored(index, row, s) for s in row.sources[first::2]] for first in (0, 1)
+    )
+    return codes, scales

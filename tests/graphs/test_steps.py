@@ -17,7 +17,8 @@ from ultraflash.graphs.model import Model
 from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.ops.attention import Attention
 from ultraflash.graphs.ops.candidate_pool import CandidatePool
-from ultraflash.graphs.ops.comm import AllGather, AllReduce
+from ultraflash.graphs.ops.all_gather import AllGather
+from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.ops.embed import Embed
 from ultraflash.graphs.ops.engram_hash import EngramHash
 from ultraflash.graphs.ops.engram_mix import EngramMix

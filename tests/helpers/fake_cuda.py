@@ -44,8 +44,14 @@ class FakeCuda:
     launches: list[tuple[Any, ...]] = field(default_factory=list, repr=False)
     allocated: dict[int, Any] = field(default_factory=dict, repr=False)
     pinned: dict[int, Any] = field(default_factory=dict, repr=False)
+    current: str = ""  # context
+    linked: bool = True  # whether GPUs can reach each other's memory
+    reached: list[tuple[str, str]] = field(default_factory=list)  # (context, peer)
     graph_launches: int = 0
     _capture: list[Callable[[], None]] | None = None
+    _captured: set[Any] = field(default_factory=set, repr=False)  # streams that are captured
+    _apart: set[Any] = field(default_factory=set, repr=False)  # of these, that have not joined
+    _streams: int = 0
 
     def __getattr__(self, name: str) -> Any:
         """Enumerations of the real bindings; calls are those below."""
@@ -93,6 +99,17 @@ class FakeCuda:
         return OK, f"context of GPU {device}"
 
     def cuCtxSetCurrent(self, context: str) -> tuple[Any, ...]:
+        self.current = context
+        return (OK,)
+
+    def cuDeviceCanAccessPeer(self, device: int, peer: int) -> tuple[Any, ...]:
+        assert device != peer
+        return OK, int(self.linked)
+
+    def cuCtxEnablePeerAccess(self, peer: str, flags: int) -> tuple[Any, ...]:
+        assert peer != self.current, "a GPU is no peer of its own"
+        assert (self.current, peer) not in self.reached, "peer access is given once"
+        self.reached.append((self.current, peer))
         return (OK,)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
@@ -144,10 +161,10 @@ class FakeCuda:
         return self.cuMemcpyDtoH(to, source, size)
 
     def cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: Any) -> tuple[Any, ...]:
-        return self._queue(lambda: self.cuMemcpyHtoD(to, source, size))
+        return self._queue(stream, lambda: self.cuMemcpyHtoD(to, source, size))
 
     def cuMemcpyDtoHAsync(self, to: int, source: int, size: int, stream: Any) -> tuple[Any, ...]:
-        return self._queue(lambda: self.cuMemcpyDtoH(to, source, size))
+        return self._queue(stream, lambda: self.cuMemcpyDtoH(to, source, size))
 
     def cuModuleLoadData(self, cubin: bytes) -> tuple[Any, ...]:
         return OK, cubin
@@ -160,7 +177,8 @@ class FakeCuda:
         return (OK,)
 
     def cuStreamCreate(self, flag: Any) -> tuple[Any, ...]:
-        return OK, "stream"
+        self._streams += 1
+        return OK, (self._streams, self.current)
 
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
         assert self._capture is None, "waiting is not allowed while a graph is captured"
@@ -171,13 +189,14 @@ class FakeCuda:
         stream: Any, parameters: int, extra: int,
     ) -> tuple[Any, ...]:  # fmt: skip
         launch = function, (gx, gy, gz), (bx, by, bz), shared
-        return self._queue(lambda: self.launches.append(launch))
+        return self._queue(stream, lambda: self.launches.append(launch))
 
     def cuStreamBeginCapture(self, stream: Any, mode: Any) -> tuple[Any, ...]:
-        self._capture = []
+        self._capture, self._captured, self._apart = [], {stream}, set()
         return (OK,)
 
     def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:
+        assert not self._apart, f"streams {self._apart} have left the capture's and not joined it"
         graph, self._capture = self._capture, None
         return OK, graph
 
@@ -203,24 +222,36 @@ class FakeCuda:
         return (OK,)
 
     def cuEventCreate(self, flag: Any) -> tuple[Any, ...]:
-        return OK, [0.0]
+        return OK, [0.0, None]
 
-    def cuEventRecord(self, event: list[float], stream: Any) -> tuple[Any, ...]:
-        event[0] = time.perf_counter()
+    def cuEventRecord(self, event: list[Any], stream: Any) -> tuple[Any, ...]:
+        event[:] = time.perf_counter(), stream
         return (OK,)
 
-    def cuEventRecordWithFlags(self, event: list[float], stream: Any, flag: Any) -> tuple[Any, ...]:
+    def cuStreamWaitEvent(self, stream: Any, event: list[Any], flags: int) -> tuple[Any, ...]:
+        if self._capture is not None and event[1] in self._captured:
+            if stream not in self._captured:
+                self._captured.add(stream)
+                self._apart.add(stream)
+            self._apart.discard(event[1])
+        return (OK,)
+
+    def cuEventRecordWithFlags(self, event: list[Any], stream: Any, flag: Any) -> tuple[Any, ...]:
         assert flag == real.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
         assert self._capture is not None, "such an event belongs into a graph"
-        return self._queue(lambda: self.cuEventRecord(event, stream))
+        return self._queue(stream, lambda: self.cuEventRecord(event, stream))
 
-    def cuEventElapsedTime(self, start: list[float], end: list[float]) -> tuple[Any, ...]:
+    def cuEventElapsedTime(self, start: list[Any], end: list[Any]) -> tuple[Any, ...]:
         return OK, 1e3 * (end[0] - start[0])
 
-    def _queue(self, step: Callable[[], Any]) -> tuple[Any, ...]:
+    def _queue(self, stream: Any, step: Callable[[], Any]) -> tuple[Any, ...]:
+        assert stream[1] == self.current, f"a stream of {stream[1]} while {self.current} is current"
         if self._capture is None:
             step()
         else:
+            assert stream in self._captured, (
+                "a graph is captured, and this stream has no part in it"
+            )
             self._capture.append(step)
         return (OK,)
 

@@ -110,14 +110,6 @@ def test_cuda_without_the_bindings(opened: Callable[..., Backend]) -> None:
     assert text.endswith("pip install 'ultraflash[cuda]'")
 
 
-@pytest.mark.parametrize("settings", [{"world": 2}, {"gpus": (0, 1)}, {"gpus": ()}])
-def test_several_ranks(
-    cuda: FakeCuda, opened: Callable[..., Backend], settings: dict[str, object]
-) -> None:
-    text = sentence(ConfigError, lambda: opened(backend="cuda", **settings))
-    assert "is not built yet: use world 1 on one GPU" in text
-
-
 def test_another_gpu_than_the_first(cuda: FakeCuda, opened: Callable[..., Backend]) -> None:
     cuda.gpus = Gpu(), Gpu("NVIDIA B300", (10, 3))
     assert opened(gpus=(1,)).arch == "sm_103a"
@@ -196,7 +188,7 @@ def test_what_a_plan_does_not_have(cuda: FakeCuda, opened: Callable[..., Backend
         ),
         (
             lambda: backend.compile(build_decode(Build(model, Capacity(3, 64), world=2), 2, 1)),
-            "is for world 2, this backend has one GPU",
+            "is for world 2, this backend has 1 ranks",
         ),
     ):
         assert words in sentence(DeviceError, act)
