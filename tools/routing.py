@@ -16,6 +16,8 @@ from ultraflash.graphs.model import Model
 from ultraflash.graphs.ops.experts_down import ExpertsDown
 from ultraflash.graphs.ops.experts_up import ExpertsUp
 from ultraflash.graphs.ops.gate import Gate
+from ultraflash.graphs.ops.index_scores import IndexScores
+from ultraflash.graphs.ops.select_topk import SelectTopk
 from ultraflash.graphs.plan import Life, Op, Plan
 from ultraflash.runtime.backend import Runner
 from ultraflash.runtime.step_io import Draw, Part, write_step
@@ -75,15 +77,26 @@ def measured_distinct(
 
 def bytes_to_read(plan: Plan, distinct: Distinct) -> int:
     """Weights and state that a step cannot do without, once an operation: experts that were chosen,
-    rows that are looked up, entries that are attended to. Activations stay in the L2 cache.
+    rows that are looked up, entries that are attended to; of index keys behind the candidate source
+    only each row's pool. Activations stay in the L2 cache.
     """
-    return sum(_read(node.op, distinct) for node in plan.nodes)
+    pools = {
+        node.label.partition(".")[0]: node.op.pool.shape[1] * node.op.block_size
+        for node in plan.nodes
+        if isinstance(node.op, SelectTopk) and node.op.pool
+    }
+    return sum(
+        _read(node.op, distinct, pools.get(node.label.partition(".")[0])) for node in plan.nodes
+    )
 
 
-def _read(op: Op, distinct: Distinct) -> int:
-    passing = sum(ref.nbytes for _, ref in op.refs if ref.life in (Life.IO, Life.SCRATCH))
+def _read(op: Op, distinct: Distinct, pool: int | None) -> int:
     if isinstance(op, ExpertsUp | ExpertsDown):
         weights = (op.w1, op.w3) if isinstance(op, ExpertsUp) else (op.w2,)
         one = sum(w.nbytes for w in weights) / weights[0].shape[0]
         return round(one * distinct.by_ids[op.ids.name])
+    if isinstance(op, IndexScores) and pool:
+        _, entries, width = op.codes.shape
+        return min(entries, op.q.shape[0] * pool) * (width + op.scales.shape[2])
+    passing = sum(ref.nbytes for _, ref in op.refs if ref.life in (Life.IO, Life.SCRATCH))
     return max(op.cost().nbytes - passing, 0)

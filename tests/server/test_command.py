@@ -67,6 +67,7 @@ def test_port_in_use() -> None:
         (["--context", "99999999"], "context 99999999 is beyond the"),
         (["--world", "3"], "world 3 does not divide"),
         (["--max-sequences", "0"], "max-sequences (UF_MAX_SEQUENCES) must be at least 1"),
+        (["--weights", "synthetic"], "--weights synthetic is for benchmarks"),
         (["--max-sequences", "9"], "max_sequences 9 is more than the 8 rows"),
     ],
 )
