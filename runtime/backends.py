@@ -16,7 +16,6 @@ from ultraflash.runtime.weights.load import load_weights
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.backend import CudaBackend
-    from ultraflash.runtime.gpu.group import GroupBackend
 
 Progress = Callable[[int, int], None]
 
@@ -54,20 +53,19 @@ def num_gpus() -> int:
     return sum(architecture(ordinal) in ARCHITECTURES for ordinal in range(device_count()))
 
 
-def cuda_backend(ranks: int = 1) -> type[CudaBackend] | type[GroupBackend]:
-    """The class that drives so many GPUs; importing it here keeps the bindings optional.
+def cuda_backend() -> type[CudaBackend]:
+    """The class that drives one GPU; importing it here keeps the bindings optional.
 
     Raises:
         ConfigError: when the extra that talks to the driver and the compiler is not installed.
     """
     try:
         from ultraflash.runtime.gpu.backend import CudaBackend
-        from ultraflash.runtime.gpu.group import GroupBackend
     except ImportError as error:
         raise ConfigError(
             f"running on a GPU needs the CUDA bindings ({error}): pip install 'ultraflash[cuda]'"
         ) from error
-    return CudaBackend if ranks == 1 else GroupBackend
+    return CudaBackend
 
 
 def _open_cuda(
@@ -86,5 +84,9 @@ def _open_cuda(
     if len(set(config.gpus)) < len(config.gpus):
         raise ConfigError(f"every rank needs a GPU of its own, and --gpus names one twice: {named}")
     model.check_world(config.world)
-    backend = cuda_backend(config.world)
-    return backend.open(config, index, model, progress, keep_scratch=keep_scratch)
+    one = cuda_backend()
+    if config.world == 1:
+        return one.open(config, index, model, progress, keep_scratch=keep_scratch)
+    from ultraflash.runtime.gpu.group import GroupBackend
+
+    return GroupBackend.open(config, index, model, progress, keep_scratch=keep_scratch)

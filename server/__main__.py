@@ -126,7 +126,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-sequences", type=int, metavar="N", help="requests that decode at once (4)")
     add("--max-waiting", type=int, metavar="N", help="requests that may wait beside them (64)")
     add("--world", type=int, metavar="N", help="ranks to split the model over (one a GPU)")
-    add("--gpus", metavar="0,1", help="which GPUs to use, one a rank (0; without one the CPU serves)")
+    add(
+        "--gpus",
+        metavar="0,1",
+        help="GPUs to use, one a rank (0; without one the CPU serves)",
+    )
     add("--drain-seconds", type=float, metavar="S", help="from SIGTERM to closing the port (2)")
     return parser
 

@@ -118,10 +118,9 @@ class Device:
                 f"GPU {self.ordinal} cannot reach the memory of GPU {peer.ordinal}: choose GPUs "
                 f"that NVLink or PCIe peer access joins (nvidia-smi topo -m)"
             )
-        check(
-            cu.cuCtxEnablePeerAccess(peer.context, 0),
-            f"joining GPU {self.ordinal} to GPU {peer.ordinal}",
-        )
+        result = cu.cuCtxEnablePeerAccess(peer.context, 0)
+        if result[0] != cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+            check(result, f"joining GPU {self.ordinal} to GPU {peer.ordinal}")
 
 
 def memory() -> tuple[int, int]:

@@ -119,7 +119,7 @@ class GroupBackend:
                 was known with another shape.
         """
         first = self.ranks[0].compile(plan)
-        others = self.each(lambda rank: rank.compile(plan, first.pinned), self.ranks[1:])
+        others = self.each(lambda rank: rank.compile(plan, first.pinned), slice(1, None))
         return GroupRunner(self, [first, *others])
 
     def clear_slot(self, slot: int) -> None:
@@ -142,11 +142,11 @@ class GroupBackend:
         """
         self.each(lambda rank: rank.write_state(name, slot, start, rows))
 
-    def each(self, act: Callable[[CudaBackend], T], ranks: list[CudaBackend] | None = None) -> list[T]:
-        """What `act` gives for every rank, its own GPU being the current one."""
+    def each(self, act: Callable[[CudaBackend], T], which: slice = slice(None)) -> list[T]:
+        """What `act` gives for every rank (or some), its own GPU being the current one."""
         results = []
         try:
-            for rank in self.ranks if ranks is None else ranks:
+            for rank in self.ranks[which]:
                 rank.device.enter()
                 results.append(act(rank))
         finally:
@@ -216,9 +216,8 @@ class GroupRunner:
         ref = self.plan.buffers.get(name)
         if ref is None:
             raise DeviceError(f"plan {self.plan.name} has no buffer {name!r}")
-        (value,) = self._backend.each(lambda _: self._runners[rank].download(ref),
-                                      [self._backend.ranks[rank]])  # fmt: skip
-        return value
+        one = slice(rank, rank + 1)
+        return self._backend.each(lambda _: self._runners[rank].download(ref), one)[0]
 
     def write(self, name: str, value: Array) -> None:
         """Put `value` into an io buffer, or into a scratch buffer of every rank.

@@ -43,4 +43,6 @@ class Part:
                 f"{index.shard.world} ranks: give the folder it was made from"
             )
         whole = index.raw(source)
-        return whole if self.world == 1 else whole[stored_slices(row, source, self.world, self.rank)]
+        return (
+            whole if self.world == 1 else whole[stored_slices(row, source, self.world, self.rank)]
+        )

@@ -12,9 +12,9 @@ import pytest
 from helpers.golden_plans import tiny_model
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
-from ultraflash.graphs.ops.attention import Attention
 from ultraflash.graphs.ops.all_gather import AllGather
 from ultraflash.graphs.ops.all_reduce import AllReduce
+from ultraflash.graphs.ops.attention import Attention
 from ultraflash.graphs.ops.confidence import Confidence
 from ultraflash.graphs.ops.draft_attention import DraftAttention
 from ultraflash.graphs.ops.draft_rows import DraftRows

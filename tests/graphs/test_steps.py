@@ -15,10 +15,10 @@ from ultraflash.graphs.errors import WorldError
 from ultraflash.graphs.io import MAX_BIASES
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.ops.accept import Accept
-from ultraflash.graphs.ops.attention import Attention
-from ultraflash.graphs.ops.candidate_pool import CandidatePool
 from ultraflash.graphs.ops.all_gather import AllGather
 from ultraflash.graphs.ops.all_reduce import AllReduce
+from ultraflash.graphs.ops.attention import Attention
+from ultraflash.graphs.ops.candidate_pool import CandidatePool
 from ultraflash.graphs.ops.embed import Embed
 from ultraflash.graphs.ops.engram_hash import EngramHash
 from ultraflash.graphs.ops.engram_mix import EngramMix

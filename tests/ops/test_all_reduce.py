@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers.compare import assert_rounded, assert_same_bits
+from helpers.compare import assert_rounded
 from helpers.formats import bf16
 from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.ops import assert_launch, scratch

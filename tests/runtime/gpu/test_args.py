@@ -203,4 +203,7 @@ def test_stages_follow_each_other_round() -> None:
 
 @pytest.mark.parametrize(("rows", "turns"), [(1, 1), (CAPACITY // 64, 1), (CAPACITY // 64 + 1, 2)])
 def test_a_long_message_takes_several_turns(rows: int, turns: int) -> None:
-    assert pieces(AllReduce(scratch("x", rows, 64, dtype="f32"), scratch("y", rows, 64), True)) == turns
+    assert (
+        pieces(AllReduce(scratch("x", rows, 64, dtype="f32"), scratch("y", rows, 64), True))
+        == turns
+    )

@@ -27,12 +27,14 @@ from ultraflash.runtime.gpu.backend import CudaBackend
 from ultraflash.runtime.gpu.driver import Device, download
 from ultraflash.runtime.gpu.exchange import CAPACITY, Exchange
 from ultraflash.runtime.gpu.group import GroupBackend
+from ultraflash.runtime.gpu.uploader import Uploader
 from ultraflash.runtime.step_io import Part, write_constants, write_step
 from ultraflash.runtime.weights.device import upload_weights
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.load import load_weights
 from ultraflash.runtime.weights.part import Part as Share
 from ultraflash.runtime.weights.table import weight_table
+from ultraflash.tools.load_weights import main
 
 needs_compiler = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 TWO = Gpu(), Gpu()
@@ -176,11 +178,11 @@ def test_progress_counts_what_all_ranks_load(cuda: FakeCuda, kernel_cache: Path)
 def test_a_folder_of_parts_is_refused(
     cuda: FakeCuda, opened: Callable[..., Backend], tmp_path: Path
 ) -> None:
-    from ultraflash.tools.load_weights import main
-
     folder = copy_bundled(tmp_path / "whole")
     assert main([str(folder), "--world", "2", "--shard", str(tmp_path / "parts")]) == 0
-    part = CheckpointIndex.open(next(p for p in sorted((tmp_path / "parts").iterdir()) if "0" in p.name))
+    part = CheckpointIndex.open(
+        next(p for p in sorted((tmp_path / "parts").iterdir()) if "0" in p.name)
+    )
     text = sentence(
         WeightsError,
         lambda: upload_weights(part, Model.from_checkpoint(folder), lambda name, array: 0),
@@ -191,8 +193,10 @@ def test_a_folder_of_parts_is_refused(
 # --- steps ---
 
 
-def test_gpus_reach_each_other_and_the_first_is_current(cuda: FakeCuda, group: GroupBackend) -> None:
+def test_gpus_reach_each_other(cuda: FakeCuda, group: GroupBackend) -> None:
     assert sorted(cuda.reached) == [(FIRST, SECOND), (SECOND, FIRST)]
+    first, second = (rank.device for rank in group.ranks)
+    first.reach(second)  # once more is no error
     assert cuda.current == FIRST
     assert (group.world, group.arch, group.device.ordinal) == (2, "sm_90a", 0)
     assert group.facts() == group.ranks[1].facts()
@@ -271,8 +275,8 @@ def test_scratch_is_each_rank_s_own(group: GroupBackend, rng: np.random.Generato
     runner.write(ref.name, value)
     for rank in range(2):
         np.testing.assert_array_equal(runner.read(ref.name, rank), value)
-    for rank in range(2):
-        assert "no buffer 'io.idz'" in sentence(DeviceError, lambda rank=rank: runner.read("io.idz", rank))
+    assert "no buffer 'io.idz'" in sentence(DeviceError, lambda: runner.read("io.idz"))
+    assert "no buffer 'io.idz'" in sentence(DeviceError, lambda: runner.read("io.idz", 1))
     assert "no io or scratch" in sentence(DeviceError, lambda: runner.write("io.idz", value))
 
 
@@ -283,8 +287,6 @@ def test_scratch_is_each_rank_s_own(group: GroupBackend, rng: np.random.Generato
 def alone(cuda: FakeCuda, kernel_cache: Path) -> CudaBackend:
     model, index = Model.from_checkpoint(TINY), CheckpointIndex.open(TINY)
     device, share = Device.open(), Share(2, 1)
-    from ultraflash.runtime.gpu.uploader import Uploader
-
     with Uploader() as uploader:
         weights = upload_weights(index, model, uploader.place, None, kernel_cache, share)
     return CudaBackend.emulated(device, weights, kernel_cache, world=2, rank=1, hop_us=1.5)
