@@ -167,9 +167,10 @@ def _measured(shard: Shard, options: argparse.Namespace, read: float) -> Iterato
         distinct = _distinct(shard, runner, options)
         for context in options.context:
             parts = list(_steps(shard, rows, context, options))
-            _loop(runner, shard.backend, parts[: options.warm])
-            loop = _loop(runner, shard.backend, parts[options.warm :])
-            gpu = _gpu_ms(runner, shard.backend, parts[options.warm :])
+            warm, timed = parts[: options.warm], parts[options.warm :]
+            _loop(runner, shard.backend, warm, options.seconds)
+            loop = _loop(runner, shard.backend, timed, options.seconds)
+            gpu = _gpu_ms(runner, shard.backend, timed[: len(loop) + 1])
             gap = [1e3 * (step - float(np.median(gpu))) for step in loop]
             needed = bytes_to_read(_plan_of(shard, rows, context), distinct)
             speed = needed / _percentile(loop, 50) / 1e9
@@ -188,7 +189,7 @@ def _measured(shard: Shard, options: argparse.Namespace, read: float) -> Iterato
                 context=context,
                 capacity=shard.build.capacity.max_seq,
                 routing=options.routing,
-                steps=options.steps,
+                steps=len(loop) + 1,
                 nodes=runner.nodes,
                 distinct=round(distinct.backbone, 3),
                 distinct_expected=round(distinct.expected, 3),
@@ -229,10 +230,14 @@ def _steps(shard: Shard, rows: int, context: int, options: argparse.Namespace) -
         yield Part(SLOT, context - (span - number % span) * rows, ids, draw)
 
 
-def _loop(runner: CudaRunner, backend: CudaBackend, steps: Sequence[Part]) -> list[float]:
-    """Milliseconds of every step but the first: from launch to launch."""
-    launched = []
+def _loop(
+    runner: CudaRunner, backend: CudaBackend, steps: Sequence[Part], seconds: float
+) -> list[float]:
+    """Milliseconds of every step but the first, from launch to launch; no new ones after a time."""
+    launched: list[float] = []
     for part in steps:
+        if len(launched) > 1 and launched[-1] - launched[0] > seconds:
+            break
         write_step(runner, [part])
         runner.launch()
         launched.append(time.perf_counter())
@@ -292,6 +297,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--routing", choices=ROUTINGS, default="random", help="which experts rows choose (random)")
     add("--steps", type=int, default=200, metavar="N", help="default: %(default)s")
+    add("--seconds", type=float, default=1.0, metavar="S", help="or for so long (%(default)s)")
     add("--warm", type=int, default=5, metavar="N", help="steps that are not timed (%(default)s)")
     add("--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy")
     add("--ops", action="store_true", help="also the time by operation, widest step and context")
