@@ -9,7 +9,8 @@
 #include <uf/reduce.cuh>
 #include <uf/vector.cuh>
 
-constexpr int CTAS = 8, THREADS = 512, WARPS = THREADS / 32, MANY = 8, EXPERTS = 1024;
+constexpr int THREADS = 512;
+constexpr int CTAS = 8, WARPS = THREADS / 32, MANY = 8, EXPERTS = 1024;
 
 UF_DEVICE float dot8(uint4 x, uint4 y) {
     const u32 u[4] = {x.x, x.y, x.z, x.w}, v[4] = {y.x, y.y, y.z, y.w};

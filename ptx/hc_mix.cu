@@ -9,7 +9,9 @@
 #include <uf/reduce.cuh>
 #include <uf/vector.cuh>
 
-constexpr int CTAS = 8, COPIES = 4, SUMS = 2 * COPIES + COPIES * COPIES + 1, THREADS = 32 * SUMS, MANY = 8;
+constexpr int THREADS = 800;
+constexpr int CTAS = 8, COPIES = 4, SUMS = 2 * COPIES + COPIES * COPIES + 1, MANY = 8;
+static_assert(THREADS == 32 * SUMS, "a warp a sum");
 
 UF_DEVICE float sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + expf(fminf(-x, 88.0f))); }
 

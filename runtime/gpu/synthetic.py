@@ -72,7 +72,7 @@ def place_weights(
             size = {"bf16": 2, "f32": 4, "u8": 1}[plainly]
             filler.fill(address, part // size, plainly, content)
     filler.wait()
-    if KINDRED.stop <= model.vocab:
+    if "embed" in held and KINDRED.stop <= model.vocab:
         upload(held["embed"][1][0] + 2 * KINDRED.start * model.hidden, kindred_rows(model.hidden))
     return DeviceWeights(held)
 
