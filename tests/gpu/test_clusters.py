@@ -1,8 +1,10 @@
-"""Kernels whose CTAs work in clusters: hundreds of repeats and any number of rows, the same bits."""
+"""Kernels whose CTAs work in clusters: hundreds of repeats, any number of rows, the same bits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,14 @@ from helpers.device import sized
 from ultraflash.graphs.numerics import bf16_bits, bf16_from_bits
 from ultraflash.graphs.ops.gate import Gate
 from ultraflash.graphs.ops.hc_mix import HcMix
-from ultraflash.graphs.plan import Op, Plan, PlanBuilder
+from ultraflash.graphs.plan import Op, Plan, PlanBuilder, Ref
 from ultraflash.graphs.release import release_model
 
+if TYPE_CHECKING:
+    from ultraflash.runtime.gpu.backend import CudaBackend
+
 pytestmark = pytest.mark.gpu
+Make = Callable[[PlanBuilder, int], Op]
 
 MODEL = release_model()
 ROWS, MANY = 7, 45  # a cluster a row; a cluster eight rows, the last one not full
@@ -54,14 +60,14 @@ def mix(b: PlanBuilder, rows: int) -> Op:
     )
 
 
-def plan(make: object, rows: int) -> Plan:
+def plan(make: Make, rows: int) -> Plan:
     b = PlanBuilder("alone", rows, 1)
-    b.add("node", make(b, rows))  # type: ignore[operator]
+    b.add("node", make(b, rows))
     return b.build()
 
 
 @pytest.mark.parametrize("make", [gate, mix], ids=["gate", "hc_mix"])
-def test_repeats_and_rows_give_the_same_bits(make: object, tmp_path: Path) -> None:
+def test_repeats_and_rows_give_the_same_bits(make: Make, tmp_path: Path) -> None:
     from ultraflash.runtime.gpu.backend import CudaBackend
     from ultraflash.runtime.gpu.driver import Device
     from ultraflash.runtime.gpu.synthetic import place_weights
@@ -93,16 +99,16 @@ def test_repeats_and_rows_give_the_same_bits(make: object, tmp_path: Path) -> No
     _compare(op, bf16_from_bits(bf16_bits(0.2 * x[:ROWS])), backend, found[ROWS])
 
 
-def _compare(op: Op, x: np.ndarray, backend: object, got: list[bytes]) -> None:
+def _compare(op: Op, x: np.ndarray, backend: CudaBackend, got: list[bytes]) -> None:
     """Against float64 on the very weights that the device holds."""
     from ultraflash.runtime.gpu.driver import download
     from ultraflash.runtime.weights.layout import layout_of
 
-    def held(ref: object) -> np.ndarray:
-        stored = np.empty(ref.shape, np.uint16 if ref.dtype == "bf16" else np.float32)  # type: ignore[attr-defined]
-        assert layout_of(ref.name, ref.dtype) is None  # type: ignore[attr-defined]
-        download(backend.weight(ref)[0], stored)  # type: ignore[attr-defined]
-        return bf16_from_bits(stored) if ref.dtype == "bf16" else stored  # type: ignore[attr-defined]
+    def held(ref: Ref) -> np.ndarray:
+        stored = np.empty(ref.shape, np.uint16 if ref.dtype == "bf16" else np.float32)
+        assert layout_of(ref.name, ref.dtype) is None
+        download(backend.weight(ref)[0], stored)
+        return bf16_from_bits(stored) if ref.dtype == "bf16" else stored
 
     if isinstance(op, Gate):
         bias = held(op.bias)
