@@ -19,7 +19,7 @@ from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Plan, Ref
 from ultraflash.runtime.backend import Array
 from ultraflash.runtime.config import RuntimeConfig
-from ultraflash.runtime.errors import DeviceError
+from ultraflash.runtime.errors import ConfigError, DeviceError
 from ultraflash.runtime.gpu.driver import (
     Address,
     Device,
@@ -68,9 +68,12 @@ class CudaBackend:
         """Take a GPU and put a checkpoint's weights on it.
 
         Raises:
+            ConfigError: when not one GPU is named.
             DeviceError: when there is no fitting GPU, or its memory does not suffice.
             WeightsError: when the checkpoint does not fit the model.
         """
+        if len(config.gpus) != 1:
+            raise ConfigError(f"one GPU is used here, UF_GPUS names {len(config.gpus)}: name one")
         device = Device.open(config.gpus[0])
         with Uploader(device.arch, config.cache_dir) as uploader:
             weights = upload_weights(index, model, uploader.place, progress, config.cache_dir)

@@ -166,8 +166,9 @@ def clear(address: Address, size: int) -> None:
 
 
 def fill(address: Address, value: int, size: int) -> None:
-    """Give bytes of device memory one value."""
+    """Give bytes one value, and wait for it: our streams do not wait for the default one."""
     check(cu.cuMemsetD8(address, value, size), "filling GPU memory")
+    check(cu.cuStreamSynchronize(0), "filling GPU memory", _LOST)
 
 
 def copy(to: Address, source: Address, size: int) -> None:

@@ -124,6 +124,7 @@ class GroupBackend:
 
     def clear_slot(self, slot: int) -> None:
         """Zero every state buffer of a slot on every rank."""
+        self.stream.wait()  # where graphs of all ranks end
         self.each(lambda rank: rank.clear_slot(slot))
 
     def read_state(self, name: str, slot: int, start: int, end: int) -> Array:
@@ -140,6 +141,7 @@ class GroupBackend:
         Raises:
             DeviceError: when no plan has named such a buffer.
         """
+        self.stream.wait()
         self.each(lambda rank: rank.write_state(name, slot, start, rows))
 
     def each(self, act: Callable[[CudaBackend], T], which: slice = slice(None)) -> list[T]:
