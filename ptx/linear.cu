@@ -9,7 +9,7 @@
 #include <uf/mma.cuh>
 
 UF_STARTS_EARLY
-constexpr int PARTS = UF_PARTS;
+constexpr int THREADS = UF_THREADS, PARTS = UF_PARTS;
 constexpr int PIECES = UF_SCALED_w ? 1 : 2;  // of 16 bytes that a lane has of a tile of w
 constexpr int M_TILES = UF_M_TILES, N_TILES = UF_N_TILES, UNROLL = UF_UNROLL, DEPTH = UF_DEPTH, AHEAD = UF_AHEAD;
 
@@ -62,7 +62,7 @@ UF_DEVICE void store_sums(const Args& a, int n, int row, const float (&sum)[4]) 
 }
 
 #if UF_FEW
-constexpr int THREADS = 32 * PARTS, BLOCK = (M_TILES * PIECES + N_TILES) * 32;  // BLOCK: of shared memory, in 16 bytes
+constexpr int BLOCK = (M_TILES * PIECES + N_TILES) * 32;  // BLOCK: of shared memory, in 16 bytes
 
 // What a warp copies, in the order in which it is used: its part of one group of tiles after the other.
 struct Source {
@@ -158,7 +158,7 @@ UF_DEVICE void fold(const Args& a, const Sizes& s, int group, int warp, int lane
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) uf_linear(const Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a) {
     extern __shared__ uint4 shared[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Sizes s(a);
@@ -222,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) uf_linear(const Args a) {
 }
 #else
 // Eight tiles of columns and 128 rows a CTA; a warp has two tiles and 64 rows. A stage is two tiles deep.
-constexpr int THREADS = 256, COLUMN_TILES = 8, ROWS = 128;
+constexpr int COLUMN_TILES = 8, ROWS = 128;
 constexpr int W_STAGE = COLUMN_TILES * 2 * PIECES * 32, STAGE = W_STAGE + ROWS * 8;  // in 16 bytes
 
 struct Place {
@@ -276,7 +276,7 @@ struct Source {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) uf_linear(const Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a) {
     extern __shared__ uint4 shared[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Sizes s(a);

@@ -66,6 +66,7 @@ class Linear(Op):
         spread = self._spread()
         return {
             "FEW": int(spread.few),
+            "THREADS": spread.threads,
             "M_TILES": spread.m_tiles,
             "N_TILES": spread.n_tiles,
             "UNROLL": spread.unroll,
