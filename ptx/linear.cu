@@ -191,9 +191,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a)
             next_scales[m] = scales_of(a, s, (group + gridDim.x) * M_TILES + m, p.first, lane);
         }
         for (int block = p.first; block < p.last; block += UNROLL) {
-            copies_arrived<DEPTH - 2>();
             source.copy(a, s, p, lane, ring + (at ? at - 1 : DEPTH - 1) * UNROLL * BLOCK, true, true);
             close_group();
+            copies_arrived<DEPTH - 1>();
             const uint4* slot = ring + at * UNROLL * BLOCK;
             at = at == DEPTH - 1 ? 0 : at + 1;
             int turn = (block - p.first) % 32;
