@@ -172,6 +172,14 @@ class Op:
         first = next(ref for _, ref in self.refs)
         return Geometry(first.shape[0])
 
+    def compiled(self) -> tuple[tuple[str, int], ...]:
+        """(name, value) of what the kernel's text is compiled for, beside the buffers' types.
+
+        For sizes of registers and shared memory, and for clusters. Values follow from shapes and
+        constants alone; each combination is a kernel of its own, so there should be few.
+        """
+        return ()
+
     def flops(self) -> int:
         """Multiply-adds times two; 0 for operations that only move data."""
         return 0

@@ -2,6 +2,7 @@
 
 Buffers become pointers (quantised weights two: codes and `{name}_scale`), extents `{name}_{axis}`,
 constants plain members. An absent buffer is a null pointer of type `void` and `UF_HAS_{name}` is 0.
+What an operation is compiled for is `UF_{NAME}`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def struct_text(op: Op) -> str:
             defines.append(f"#define UF_SCALED_{f.name} {int(value.dtype in _SCALED)}")
             extents = " * ".join(f"a.{f.name}_{axis}" for axis in range(len(value.shape)))
             defines.append(f"#define UF_SIZE_{f.name} ((i64){extents or 1})")
+    defines += [f"#define UF_{name} {value}" for name, value in op.compiled()]
     return "\n".join([*defines, "struct Args {", *members, "};", ""])
 
 
