@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.ops.select_topk import topk_geometry
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -43,3 +44,7 @@ class CandidatePool(Op):
             best[-1] = np.inf
             pool[row] = np.sort(np.argsort(-best, kind="stable")[:blocks])
         return pool
+
+    def geometry(self) -> Geometry:
+        """A cluster of CTAs a row: wide ones where rows are few."""
+        return topk_geometry(self.scores.shape[0])

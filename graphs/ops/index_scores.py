@@ -11,6 +11,10 @@ from ultraflash.graphs.numerics import F32, U8, qmx4_decode
 from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
+_COLUMNS = 256  # heads of all rows that one pass over the keys serves
+_BLOCK = 256  # entries that a CTA scores at once
+_CTAS = 528  # four for each of 132 SMs
+
 
 @dataclass(frozen=True)
 class IndexScores(Op):
@@ -58,10 +62,29 @@ class IndexScores(Op):
             y[rows, :most] = score
         return y
 
+    @property
+    def _heads(self) -> int:
+        """Columns of a row in the product: a power of two, at least 2."""
+        return max(2, 1 << (self.q.shape[1] - 1).bit_length())
+
+    @property
+    def _shared(self) -> int:
+        """Bytes: queries and weights of as many rows as columns have room for, 16 a run."""
+        return _COLUMNS * (2 * self.q.shape[2] + 4) + 16 * (_COLUMNS // self._heads) + 16
+
+    def compiled(self) -> tuple[tuple[str, int], ...]:
+        """Sizes of register tiles and shared memory."""
+        return (
+            ("DIM", self.q.shape[2]), ("HEADS", self._heads), ("COLUMNS", _COLUMNS),
+            ("SHARED", self._shared),
+        )  # fmt: skip
+
     def geometry(self) -> Geometry:
-        """A thread an entry, the query in shared memory."""
-        _, heads, dim = self.q.shape
-        return Geometry(-(-self.y.shape[1] // 128), self.y.shape[0], 128, 4 * heads * dim)
+        """Rows in tiles that read the keys once; CTAs that take blocks of entries in turn."""
+        rows, entries = self.y.shape
+        tiles = -(-rows // (_COLUMNS // self._heads))
+        blocks = min(-(-entries // _BLOCK), max(8, _CTAS // tiles))
+        return Geometry(blocks, tiles, 256, self._shared)
 
     def state_bytes(self) -> int:
         """All keys of every sequence that the step serves."""

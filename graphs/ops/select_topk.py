@@ -7,8 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
+
+_CTAS = 8  # of a row's cluster
+
+
+def topk_geometry(rows: int) -> Geometry:
+    """A cluster of CTAs a row: few rows need the threads for one row's loads, many have them anyway."""
+    return Geometry(rows * _CTAS, threads=1024 if rows <= 16 else 256)
 
 
 @dataclass(frozen=True)
@@ -47,3 +54,7 @@ class SelectTopk(Op):
                 entries = np.sort(entries[order])
             chosen[row, : len(entries)] = entries
         return chosen
+
+    def geometry(self) -> Geometry:
+        """A cluster of CTAs a row: wide ones where rows are few."""
+        return topk_geometry(self.scores.shape[0])

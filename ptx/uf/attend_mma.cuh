@@ -66,6 +66,14 @@ UF_DEVICE u32 address_in(const void* p, u32 rank) {
 UF_DEVICE void store_in(float* p, u32 rank, float x) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in(p, rank)), "f"(x) : "memory");
 }
+UF_DEVICE void store_in(u32* p, u32 rank, u32 x) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_in(p, rank)), "r"(x) : "memory");
+}
+UF_DEVICE u32 load_in(const u32* p, u32 rank) {
+    u32 x;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(address_in(p, rank)) : "memory");
+    return x;
+}
 UF_DEVICE float2 load_in(const float2* p, u32 rank) {
     float2 x;
     asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address_in(p, rank)) : "memory");
