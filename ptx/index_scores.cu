@@ -1,6 +1,7 @@
 // score_j = sum_h relu(q_h . key_j) * weight_h * scale for reachable entries, else -inf (graphs/ops/index_scores.py).
-// Shapes: q [T, Hi, I] bf16; weight [T, Hi] bf16; codes [slots, entries, I/2]; scales [slots, entries, I/32]; y [T, entries] f32.
-// Threads: grid (blocks of 256 entries in turn, T / ROWS); a warp takes 32 entries and all heads of ROWS rows.
+// Shapes: q [T, Hi, I] bf16; weight [T, Hi] bf16; codes [slots, entries, I/2]; scales [slots, entries, I/32];
+// pool [T, blocks] or absent; y [T, places] f32: a place is an entry, with a pool one of the row's own blocks.
+// Threads: grid (blocks of 256 places in turn, T / ROWS); a warp takes 32 places and all heads of ROWS rows.
 // Shared memory: the rows' queries in the order of the tensor core's second operand, their weights, their runs.
 // Dots of FP4 values with neighbouring scales are exact in fp32; the sum over heads has one order whatever the rows.
 #include <uf/attend_mma.cuh>
@@ -11,7 +12,7 @@ constexpr int UNIT_TILES = HEADS > 8 ? HEADS / 8 : 1, UNIT_ROWS = HEADS < 8 ? 8 
 constexpr int SHARE = HEADS < 8 ? HEADS / 2 : 4;  // neighbouring lanes that hold one row's sums
 static_assert(DIM % 32 == 0 && DIM <= 128 && COLUMNS % 8 == 0, "a lane holds a quarter of a key");
 
-struct Run { int start, end, slot, reach; };  // rows of one slot that follow each other
+struct Run { int start, end, slot, reach; };  // rows that follow each other and share keys; places that they reach
 struct ScoreShared {
     uint2 query[COLUMNS / 8 * STEPS * 32];
     float weight[COLUMNS];
@@ -42,7 +43,8 @@ UF_DEVICE void fetch_rows(ScoreShared& s, const Args& a, int first, int rows) {
         int runs = 0;
         for (int r = 0; r < rows; r++) {
             int slot = a.slot[first + r], reach = slot < 0 ? 0 : (a.position[first + r] + 1) / a.ratio;
-            if (runs && s.run[runs - 1].slot == slot) {
+            if (UF_HAS_pool) reach = min(a.y_1, (reach + a.block_size - 1) / a.block_size * a.block_size);
+            if (!UF_HAS_pool && runs && s.run[runs - 1].slot == slot) {
                 s.run[runs - 1].end = r + 1;
                 s.run[runs - 1].reach = max(s.run[runs - 1].reach, reach);
             } else s.run[runs++] = {r, r + 1, slot, reach};
@@ -51,11 +53,23 @@ UF_DEVICE void fetch_rows(ScoreShared& s, const Args& a, int first, int rows) {
     }
 }
 
-UF_DEVICE void fetch_entries(Entries& e, const Args& a, const Run& run, int base, int lane) {
+// The entry that stands at a place; far away where there is none.
+UF_DEVICE int entry_at(const Args& a, int row, int place) {
+#if UF_HAS_pool
+    if (place >= a.y_1) return 0x7FFFFFFF;
+    int block = a.pool[(i64)row * a.pool_1 + place / a.block_size];
+    return block < 0 ? 0x7FFFFFFF : block * a.block_size + place % a.block_size;
+#else
+    return place;
+#endif
+}
+
+UF_DEVICE void fetch_entries(Entries& e, const Args& a, const Run& run, int first, int base, int lane) {
     if (base >= run.reach) return;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        i64 at = (i64)run.slot * a.codes_1 + min(base + 8 * i + lane / 4, a.codes_1 - 1);
+        int entry = entry_at(a, first + run.start, base + 8 * i + lane / 4);
+        i64 at = (i64)run.slot * a.codes_1 + min(entry, a.codes_1 - 1);
         const u32* codes = (const u32*)(a.codes + at * (DIM / 2)) + lane % 4 * WORDS;
         if (WORDS == 4) *(uint4*)e.codes[i] = *(const uint4*)codes;
         else
@@ -82,7 +96,7 @@ UF_DEVICE void unpack(u32 (&key)[2][STEPS][4], const Entries& e) {
 UF_DEVICE void score(const ScoreShared& s, const u32 (&key)[2][STEPS][4], int unit, int lane, float (&sum)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) sum[i] = 0.0f;
-#pragma unroll
+#pragma unroll 1
     for (int n = 0; n < UNIT_TILES; n++) {
         int tile = unit * UNIT_TILES + n;
         float dot[2][4] = {};
@@ -114,12 +128,12 @@ extern "C" __global__ void __launch_bounds__(SCORE_THREADS, 2) uf_index_scores(c
     __syncthreads();
     int base = blockIdx.x * BLOCK + warp * 32, number = 0;
     Entries now = {}, ahead = {};
-    fetch_entries(now, a, s.run[0], base, lane);
+    fetch_entries(now, a, s.run[0], first, base, lane);
     while (base < a.y_1) {
         Run run = s.run[number];
         int at = base;
         if (++number == s.runs) number = 0, base += gridDim.x * BLOCK;
-        fetch_entries(ahead, a, s.run[number], base, lane);
+        fetch_entries(ahead, a, s.run[number], first, base, lane);
         if (at >= run.reach) {
             for (int r = run.start; r < run.end; r++)
                 if (at + lane < a.y_1) a.y[(i64)(first + r) * a.y_1 + at + lane] = none;
@@ -135,8 +149,9 @@ extern "C" __global__ void __launch_bounds__(SCORE_THREADS, 2) uf_index_scores(c
                 float* y = a.y + (i64)(first + r) * a.y_1;
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    int entry = at + 8 * i + lane / 4;
-                    if (own && i % SHARE == lane % SHARE && entry < a.y_1) y[entry] = entry < reach ? sum[i] : none;
+                    int place = at + 8 * i + lane / 4;
+                    if (own && i % SHARE == lane % SHARE && place < a.y_1)
+                        y[place] = entry_at(a, first + r, place) < reach ? sum[i] : none;
                 }
             }
         }

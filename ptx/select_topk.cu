@@ -1,5 +1,6 @@
 // Which global entries a row attends to (graphs/ops/select_topk.py).
-// Shapes: scores [T, entries] f32; position [T]; pool [T, blocks] or absent; y [T, k] ascending, then -1.
+// Shapes: scores [T, entries] f32, with a pool in its order; position [T]; pool [T, blocks] or absent;
+// y [T, k] ascending, then -1.
 // Threads: grid T * TOPK_CTAS, a cluster a row.
 #include <uf/topk.cuh>
 
@@ -9,29 +10,28 @@ extern "C" __global__ void __cluster_dims__(TOPK_CTAS, 1, 1) __launch_bounds__(T
     const float* scores = a.scores + (i64)t * a.scores_1;
     int* y = a.y + (i64)t * a.k;
 #if UF_HAS_pool
-    // Positions of the pool in ascending order: its blocks are; only the newest may reach too far.
+    // Blocks of the pool ascend; only the newest may reach too far.
     const int* pool = a.pool + (i64)t * a.pool_1;
-    int kept = 0, size = a.block_size;
-    for (int i = threadIdx.x; i < (a.pool_1 + (int)blockDim.x - 1) / (int)blockDim.x * (int)blockDim.x; i += blockDim.x)
-        kept += __syncthreads_count(i < a.pool_1 && pool[i] >= 0);
+    int kept = 0, size = a.block_size, threads = blockDim.x;
+    for (int i = 0; i < a.pool_1; i += threads)
+        kept += __syncthreads_count(i + (int)threadIdx.x < a.pool_1 && pool[i + threadIdx.x] >= 0);
     int n = kept ? min(kept * size, (kept - 1) * size + reach - pool[kept - 1] * size) : 0;
     auto entry = [&](int i) { return pool[i / size] * size + i % size; };
-    bool aligned = a.scores_1 % 4 == 0 && size % 4 == 0;
 #else
     int n = reach;
     auto entry = [&](int i) { return i; };
-    bool aligned = a.scores_1 % 4 == 0;
 #endif
     if (n <= a.k) {
         for (int i = (int)cluster_rank() * blockDim.x + threadIdx.x; i < a.k; i += TOPK_CTAS * blockDim.x)
             y[i] = i < n ? entry(i) : -1;
         return;
     }
+    bool aligned = a.scores_1 % 4 == 0;
     auto quad = [&](int i) {
-        if (aligned) return *(const float4*)(scores + entry(i));
+        if (aligned) return *(const float4*)(scores + i);
         float x[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) x[j] = scores[entry(min(i + j, n - 1))];
+        for (int j = 0; j < 4; j++) x[j] = scores[min(i + j, n - 1)];
         return make_float4(x[0], x[1], x[2], x[3]);
     };
     select_topk(s, n, a.k, quad, [&](int place, int i) { y[place] = entry(i); });

@@ -21,11 +21,11 @@ def topk_geometry(rows: int) -> Geometry:
 @dataclass(frozen=True)
 class SelectTopk(Op):
     """The k best reachable entries, ascending; equal scores: the smaller entry. With a pool, only
-    entries inside it.
+    entries inside it; scores then stand in the pool's order, as `IndexScores` gives them.
 
     Shapes:
-        scores: [T, entries] f32; position: [T] i32; pool: [T, blocks] i32 or absent; y: [T, k] i32,
-        then -1.
+        scores: [T, entries] f32, with a pool [T, places]; position: [T] i32; pool: [T, blocks] i32,
+        ascending, then -1, or absent; y: [T, k] i32, then -1.
     """
 
     scores: Ref
@@ -48,9 +48,9 @@ class SelectTopk(Op):
             else:
                 kept = pool[row][pool[row] >= 0]
                 entries = (kept[:, None] * block_size + np.arange(block_size)).reshape(-1)
-                entries = entries[entries < reach]
+                entries = entries[entries < reach]  # only the newest block may reach too far
             if len(entries) > k:
-                order = np.argsort(-scores[row, entries], kind="stable")[:k]
+                order = np.argsort(-scores[row, : len(entries)], kind="stable")[:k]
                 entries = np.sort(entries[order])
             chosen[row, : len(entries)] = entries
         return chosen
