@@ -25,19 +25,21 @@ struct Entries { u32 codes[4][WORDS], scale[4]; };  // a lane's quarter of four 
 
 extern __shared__ __align__(16) u8 work[];
 
-// Element 4 * step + i of lane c's quarter is what the tensor core takes as element 16 * step + 2c + i % 2 + i / 2 * 8:
-// the same on both sides, so that a lane reads its quarter of an entry at once.
+// A lane reads its quarter of an entry at once, so the tensor core gets the dimensions in another order: the same for
+// both operands. Of each 8 elements of a quarter a step takes pairs (0, 4) and (1, 5), the next one (2, 6) and (3, 7).
 UF_DEVICE void fetch_rows(ScoreShared& s, const Args& a, int first, int rows) {
     for (int i = threadIdx.x; i < (rows * HEADS + 7) / 8 * STEPS * 32; i += SCORE_THREADS) {
         int lane = i % 32, step = i / 32 % STEPS, column = i / 32 / STEPS * 8 + lane / 4;
         int row = column / HEADS, head = column % HEADS;
         bool real = row < rows && head < a.q_1;
-        i64 at = ((i64)(first + row) * a.q_1 + head) * DIM + lane % 4 * (DIM / 4) + 4 * step;
-        s.query[i] = real ? *(const uint2*)(a.q + at) : make_uint2(0u, 0u);
+        i64 at = ((i64)(first + row) * a.q_1 + head) * DIM + lane % 4 * (DIM / 4) + step / 2 * 8 + step % 2 * 2;
+        u32 low = real ? *(const u32*)(a.q + at) : 0u, high = real ? *(const u32*)(a.q + at + 4) : 0u;
+        s.query[i] = make_uint2(__byte_perm(low, high, 0x5410u), __byte_perm(low, high, 0x7632u));
     }
     for (int i = threadIdx.x; i < COLUMNS; i += SCORE_THREADS) {
         int row = i / HEADS, head = i % HEADS;
-        s.weight[i] = row < rows && head < a.q_1 ? load(a.weight, (i64)(first + row) * a.q_1 + head) * a.scale : 0.0f;
+        bool real = row < rows && head < a.q_1;
+        s.weight[i] = real ? load(a.weight, (i64)(first + row) * a.q_1 + head) * a.scale * UNSCALED : 0.0f;
     }
     if (threadIdx.x == 0) {
         int runs = 0;
@@ -83,7 +85,7 @@ UF_DEVICE void fetch_entries(Entries& e, const Args& a, const Run& run, int firs
 UF_DEVICE void unpack(u32 (&key)[2][STEPS][4], const Entries& e) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        u32 scale = e8m0_scale_pair(e.scale[i]);
+        u32 scale = e8m0_over_e2m1(e.scale[i]);
 #pragma unroll
         for (int step = 0; step < STEPS; step++)
 #pragma unroll

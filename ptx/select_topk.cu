@@ -1,12 +1,13 @@
 // Which global entries a row attends to (graphs/ops/select_topk.py).
 // Shapes: scores [T, entries] f32, with a pool in its order; position [T]; pool [T, blocks] or absent;
 // y [T, k] ascending, then -1.
-// Threads: grid T * TOPK_CTAS, a cluster a row.
-#include <uf/topk.cuh>
+// Threads: grid T * SELECT_CTAS, a cluster a row.
+#include <uf/cluster_topk.cuh>
 
-extern "C" __global__ void __cluster_dims__(TOPK_CTAS, 1, 1) __launch_bounds__(TOPK_THREADS) uf_select_topk(const Args a) {
-    __shared__ Topk s;
-    int t = blockIdx.x / TOPK_CTAS, reach = (a.position[t] + 1) / a.ratio;
+extern "C" __global__ void __cluster_dims__(SELECT_CTAS, 1, 1)
+    __launch_bounds__(SELECT_THREADS) uf_select_topk(const Args a) {
+    __shared__ ClusterTopk s;
+    int t = blockIdx.x / SELECT_CTAS, reach = (a.position[t] + 1) / a.ratio;
     const float* scores = a.scores + (i64)t * a.scores_1;
     int* y = a.y + (i64)t * a.k;
 #if UF_HAS_pool
@@ -22,7 +23,7 @@ extern "C" __global__ void __cluster_dims__(TOPK_CTAS, 1, 1) __launch_bounds__(T
     auto entry = [&](int i) { return i; };
 #endif
     if (n <= a.k) {
-        for (int i = (int)cluster_rank() * blockDim.x + threadIdx.x; i < a.k; i += TOPK_CTAS * blockDim.x)
+        for (int i = (int)cluster_rank() * blockDim.x + threadIdx.x; i < a.k; i += SELECT_CTAS * blockDim.x)
             y[i] = i < n ? entry(i) : -1;
         return;
     }
@@ -34,5 +35,5 @@ extern "C" __global__ void __cluster_dims__(TOPK_CTAS, 1, 1) __launch_bounds__(T
         for (int j = 0; j < 4; j++) x[j] = scores[min(i + j, n - 1)];
         return make_float4(x[0], x[1], x[2], x[3]);
     };
-    select_topk(s, n, a.k, quad, [&](int place, int i) { y[place] = entry(i); });
+    cluster_topk(s, n, a.k, quad, [&](int place, int i) { y[place] = entry(i); });
 }

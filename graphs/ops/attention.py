@@ -93,26 +93,32 @@ class AttendShape:
         return 1 if self.round_weights else 2
 
     @property
+    def stages(self) -> int:
+        """Groups that a CTA holds at once, with 256 threads each."""
+        return -(-self.groups // self.split) if self.split > 1 else 1
+
+    @property
     def shared(self) -> int:
         """Bytes of shared memory: `AttendShared` of ptx/uf/attend.cuh."""
-        stages, heads = -(-self.groups // self.split) if self.split > 1 else 1, 8 * self.tiles
-        keys, query = _KEY_GROUP * 2 * (self.dim + 8), heads * 2 * (self.dim + 8)
+        heads = 8 * self.tiles
+        keys, query = _KEY_GROUP * 2 * (self.dim + 8), heads * 2 * self.dim
         weights = self.pieces * heads * 2 * (_KEY_GROUP + 8)
         logits = 2 * heads * 4 * (_KEY_GROUP + 4)
         table = 4 * heads * (3 * self.groups + 1)
-        return stages * (keys + weights + logits + _KEY_GROUP) + query + table
+        return self.stages * (keys + weights + logits + _KEY_GROUP) + query + table
 
     def compiled(self) -> tuple[tuple[str, int], ...]:
         """Sizes of register tiles and shared memory."""
         return (
             ("DIM", self.dim), ("TILES", self.tiles), ("GROUPS", self.groups),
             ("SPLIT", self.split), ("PIECES", self.pieces), ("SHARED", self.shared),
+            ("THREADS", 256 * self.stages), ("CTAS", 2 if self.split == 1 else 1),
         )  # fmt: skip
 
     def geometry(self) -> Geometry:
         """A cluster of CTAs for each row and 8 or 16 of its heads."""
         blocks = -(-self.heads // (8 * self.tiles))
-        return Geometry(self.rows * self.split, blocks, 256, self.shared)
+        return Geometry(self.rows * self.split, blocks, 256 * self.stages, self.shared)
 
 
 @dataclass(frozen=True)

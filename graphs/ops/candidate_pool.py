@@ -46,5 +46,10 @@ class CandidatePool(Op):
         return pool
 
     def geometry(self) -> Geometry:
-        """A cluster of CTAs a row: wide ones where rows are few."""
-        return topk_geometry(self.scores.shape[0])
+        """A cluster of CTAs a row, which keep the best score of each block."""
+        rows, entries = self.scores.shape
+        return topk_geometry(rows, -(-entries // self.block_size), kept=4)
+
+    def compiled(self) -> tuple[tuple[str, int], ...]:
+        """Each size of shared memory is a kernel of its own: the driver is told the largest."""
+        return (("SHARED", self.geometry().shared),)

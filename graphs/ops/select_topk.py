@@ -11,11 +11,19 @@ from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 _CTAS = 8  # of a row's cluster
+_SHORT = 1 << 17
 
 
-def topk_geometry(rows: int) -> Geometry:
-    """A cluster of CTAs a row: few rows need the threads for one row's loads, many have them anyway."""
-    return Geometry(rows * _CTAS, threads=1024 if rows <= 16 else 256)
+def topk_geometry(rows: int, count: int, kept: int = 0) -> Geometry:
+    """A cluster of CTAs a row of `count` scores, of which each CTA keeps its own part in shared
+    memory, `kept` bytes each.
+
+    Many rows have threads enough; few rows need them for one row's loads.
+    """
+    threads = 256 if rows > 16 else 512 if count <= _SHORT else 1024
+    warps = _CTAS * threads // 32
+    length = -(-count // (128 * warps)) * 128  # of a warp's part
+    return Geometry(rows * _CTAS, threads=threads, shared=kept * length * threads // 32)
 
 
 @dataclass(frozen=True)
@@ -56,5 +64,5 @@ class SelectTopk(Op):
         return chosen
 
     def geometry(self) -> Geometry:
-        """A cluster of CTAs a row: wide ones where rows are few."""
-        return topk_geometry(self.scores.shape[0])
+        """A cluster of CTAs a row."""
+        return topk_geometry(*self.scores.shape)

@@ -31,20 +31,22 @@ UF_DEVICE u32 times_pair(u32 a, u32 b) {
 UF_DEVICE u32 both(u32 bits) { return bits | bits << 16; }
 UF_DEVICE u32 pair_bits(float low, float high) { return (u32)bf16_bits(low) | (u32)bf16_bits(high) << 16; }
 
-// Codes become bf16 by moving their fields; the exponent's bias is put right by a product with a power of two.
-constexpr u32 E2M1_BIAS = 0x7E807E80u, E4M3_BIAS = 0x7B807B80u;  // pairs of 2^126, 2^120
-// Elements 2i and 2i + 1 of eight E2M1 codes, times a pair of scales: exact, six significant bits.
-UF_DEVICE u32 e2m1_pair(u32 codes, int i, u32 scale) {
-    u32 x = (codes >> (8 * i) & 255u) * (4097u << 6);  // both codes, six bits up, 16 bits apart
-    return times_pair(times_pair((x & 0x01C001C0u) | (x << 6 & 0x80008000u), E2M1_BIAS), scale);
+// Codes become bf16 by moving their fields and one product with a scale, which also puts the exponent's bias right.
+// What bf16 has no room for is left over: values are 2^-63 of what they stand for, exactly. Elements i and i + 4 of
+// eight neighbours make a pair: the tensor core does not mind an order that both of its operands have.
+constexpr float UNSCALED = 9223372036854775808.0f;  // 2^63
+UF_DEVICE u32 e2m1_pair(u32 codes, int i, u32 scale) {  // of eight codes; six significant bits
+    u32 shifted = i == 0 ? codes << 6 : i == 1 ? codes << 2 : i == 2 ? codes >> 2 : codes >> 6;
+    return times_pair((shifted & 0x01C001C0u) | (codes << (12 - 4 * i) & 0x80008000u), scale);
 }
-// The same of four E4M3 codes: exact, four significant bits.
-UF_DEVICE u32 e4m3_pair(u32 codes, int i, u32 scale) {
-    u32 x = __byte_perm(codes, 0u, i ? 0x4342u : 0x4140u);
-    return times_pair(times_pair((x << 4 & 0x07F007F0u) | (x << 8 & 0x80008000u), E4M3_BIAS), scale);
+UF_DEVICE u32 e4m3_pair(u32 low, u32 high, int i, u32 scale) {  // of four codes and the next four; four bits
+    u32 x = __byte_perm(low, high, 0x4400u + 0x1111u * i);
+    return times_pair((x >> 4 & 0x07F007F0u) | (x & 0x80008000u), scale);
 }
-UF_DEVICE u32 e4m3_scale_pair(u32 code) { return times_pair(both(code << 4), E4M3_BIAS); }
-UF_DEVICE u32 e8m0_scale_pair(u32 byte) { return both(byte ? byte << 7 : 0x40u); }
+// Scales that leave 2^-63: E4M3 over E2M1 codes (2^-126 as moved), E8M0 over either (E4M3: 2^-120).
+UF_DEVICE u32 e4m3_over_e2m1(u32 code) { return times_pair(times_pair(both(code << 4), 0x7B807B80u), 0x5F005F00u); }
+UF_DEVICE u32 e8m0_over_e2m1(u32 byte) { return both((byte + 63u) << 7); }
+UF_DEVICE u32 e8m0_over_e4m3(u32 byte) { return both((byte + 57u) << 7); }
 
 // --- clusters: CTAs that see each other's shared memory ---
 
@@ -57,6 +59,9 @@ UF_DEVICE u32 cluster_rank() {
 UF_DEVICE void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The same in two steps: what stands between them does not wait.
+UF_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+UF_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // Where CTA `rank` has what this CTA has at `p`.
 UF_DEVICE u32 address_in(const void* p, u32 rank) {
     u32 a;
