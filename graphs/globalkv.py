@@ -13,7 +13,7 @@ from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.ops.candidate_pool import CandidatePool
 from ultraflash.graphs.ops.compress_pairs import CompressPairs
 from ultraflash.graphs.ops.index_query import IndexQuery
-from ultraflash.graphs.ops.index_scores import IndexScores
+from ultraflash.graphs.ops.index_scores import IndexScores, pool_places
 from ultraflash.graphs.ops.select_topk import SelectTopk
 from ultraflash.graphs.ops.store_index_key import StoreIndexKey
 from ultraflash.graphs.ops.store_main_kv import StoreMainKv
@@ -95,19 +95,21 @@ class GlobalStore:
         q = s.out(f"{label}.index_q", (heads, m.index_dim))
         s.b.add(f"{label}.index_query", IndexQuery(flat, at.cos, at.sin, q, heads))
         weight = s.linear(f"{label}.index_w", x, f"{weights}.weights_proj", heads, "bf16")
-        entries = s.capacity.entries(ratio)
-        part = s.out(f"{label}.index_scores", (entries,), "f32")
+        pool = self.pool if layer > m.candidate_source else None
+        size, places = m.candidate_block_size, s.capacity.entries(ratio)
+        if pool:
+            places = pool_places(m.candidate_blocks, size, places)
+        part = s.out(f"{label}.index_scores", (places,), "f32")
         op = IndexScores(
-            q, weight, *self.keys[source], io.slot, io.position, part, ratio, m.index_scale
-        )
+            q, weight, *self.keys[source], io.slot, io.position, pool, part, ratio, size,
+            m.index_scale,
+        )  # fmt: skip
         s.b.add(f"{label}.index_score", op)
         scores = part
         if s.b.world > 1:
-            scores = s.out(f"{label}.index_scores_all", (entries,), "f32")
+            scores = s.out(f"{label}.index_scores_all", (places,), "f32")
             s.b.add(f"{label}.index_reduce", AllReduce(part, scores, rounded=False))
         sel = s.out(f"{label}.sel", (m.index_topk,), "i32")
-        pool = self.pool if layer > m.candidate_source else None
-        size = m.candidate_block_size
         s.b.add(
             f"{label}.select", SelectTopk(scores, io.position, pool, sel, ratio, size, m.index_topk)
         )

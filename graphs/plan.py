@@ -173,8 +173,10 @@ class Op:
         return Geometry(first.shape[0])
 
     def variant(self) -> dict[str, int]:
-        """What the kernel is compiled for besides its buffers' types, from shapes alone; the source
-        sees `UF_{name}`.
+        """What the kernel's text is compiled for beside its buffers' types; it sees `UF_{name}`.
+
+        For sizes of registers and shared memory, and for clusters. Values follow from shapes and
+        constants alone; each combination is a kernel of its own, so there should be few.
         """
         return {}
 

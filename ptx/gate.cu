@@ -45,7 +45,7 @@ template <int ROWS> UF_DEVICE void find_scores(const Args& a, int first, float (
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             float logit = (float)warp_sum(sum[r]);
-            if (lane == 0) store_in_first(&score[r][e], score_of(logit));
+            if (lane == 0) store_in(&score[r][e], 0, score_of(logit));
         }
     }
 }

@@ -48,7 +48,7 @@ template <int ROWS> UF_DEVICE void add_columns(const Args& a, int first, double 
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         double all = warp_sum(sum[r]);
-        if (lane == 0) store_in_first(&sums[cluster_rank()][r][warp], all);
+        if (lane == 0) store_in(&sums[cluster_rank()][r][warp], 0, all);
     }
 }
 

@@ -391,10 +391,18 @@ class Probe(ProbeParts):
 
     def _scores(self, runner: Runner, layer: int, entries: int) -> F32:
         name = "index_scores" if self.backend.world == 1 else "index_scores_all"
-        scores = runner.read(f"L{layer}.attn.{name}")[:, :entries]
-        if layer > self.model.candidate_source:
-            scores = np.where(self._pool_mask(runner, entries) > 0, scores, np.float32(-np.inf))
-        return scores
+        scores: F32 = runner.read(f"L{layer}.attn.{name}")
+        if layer <= self.model.candidate_source:
+            return scores[:, :entries]
+        # Scores stand in the pool's order: back to where their entries are.
+        size = self.model.candidate_block_size
+        pool = runner.read(f"L{self.model.candidate_source}.attn.pool")[
+            :, : scores.shape[1] // size
+        ]
+        whole = np.full((len(scores), -(-entries // size), size), -np.inf, np.float32)
+        row, block = np.nonzero(pool >= 0)
+        whole[row, pool[row, block]] = scores.reshape(len(scores), -1, size)[row, block]
+        return whole.reshape(len(scores), -1)[:, :entries]
 
     def _pool_mask(self, runner: Runner, entries: int) -> Array:
         pool, size = (

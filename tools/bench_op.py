@@ -1,4 +1,4 @@
-"""Time one operation's kernel at the shapes that a model's decode steps give it, on one GPU.
+"""Time one operation's kernel at the shapes that a model's steps give it, on one GPU.
 
 Only that operation's buffers are allocated and filled with plausible random codes, so that single
 operations of the full-size model fit, whole or as one of several ranks. A time is that of one
@@ -15,8 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ultraflash.graphs.capacity import MAX_ROWS
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.errors import GraphError
+from ultraflash.graphs.plan import Plan
+from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.backends import cuda_backend
 from ultraflash.runtime.config import prepare_cache_dir
@@ -30,10 +33,11 @@ if TYPE_CHECKING:
     from ultraflash.runtime.gpu.driver import Device
     from ultraflash.tools.op_timer import OpTimer
 
-_CONTEXT = 65_536
+_CONTEXT, _MOST_ROWS = 65_536, 4_096
 _EXAMPLES = f"""\
 OP is the name of a file in graphs/ops/, or all. A decode step has it at several shapes: a line for
-each, with the first node that has it and how many more do (nodes).
+each, with the first node that has it and how many more do (nodes). More rows than a decode step
+can have are a chunk of a prompt.
 
 examples, each after python -m ultraflash.tools.bench_op:
   linear --release --rows 1..8         every matrix product of the full-size model
@@ -93,7 +97,7 @@ def _run(options: argparse.Namespace) -> None:
         build = replace(build, capacity=capacity)
     build = replace(build, capacity=replace(build.capacity, slots=1))
     # Whatever is wrong with the request is said before a GPU is looked for.
-    wanted = {rows: cases(build_decode(build, rows, 1), options.op) for rows in options.rows}
+    wanted = {rows: cases(_plan(build, rows), options.op) for rows in options.rows}
     cuda_backend()
     from ultraflash.runtime.gpu.driver import Device
     from ultraflash.tools.op_timer import OpTimer
@@ -109,6 +113,11 @@ def _run(options: argparse.Namespace) -> None:
         for row in rows:
             append(path, row)
         print(f"{len(rows)} rows appended to {path}")
+
+
+def _plan(build: Build, rows: int) -> Plan:
+    """A decode step, or a chunk of a prompt where no decode step is as wide."""
+    return build_decode(build, rows, 1) if rows <= MAX_ROWS else build_prefill(build, rows)
 
 
 def _measured(
@@ -203,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("op", metavar="OP", help="an operation, or all")
     gpu_arguments.add_checkpoint(parser, release=True)
-    gpu_arguments.add_rows(parser, "1,4,8")
+    gpu_arguments.add_rows(parser, "1,4,8", most=_MOST_ROWS)
     parser.add_argument(
         "--world", type=int, default=1, metavar="W", help="shapes of one of W ranks (default: 1)"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from ultraflash.graphs.capacity import MAX_ROWS, Capacity
@@ -38,18 +39,18 @@ def add_checkpoint(parser: argparse.ArgumentParser, *, release: bool) -> None:
     )
 
 
-def add_rows(parser: argparse.ArgumentParser, default: str) -> None:
-    """`--rows`."""
+def add_rows(parser: argparse.ArgumentParser, default: str, most: int = MAX_ROWS) -> None:
+    """`--rows`, each at most `most`."""
     parser.add_argument(
         "--rows",
-        type=counts,
+        type=partial(counts, most=most),
         default=counts(default),
         metavar="N..M",
         help=f"tokens that a decode step verifies: 4, or 1,2,4, or 1..8 (default: {default})",
     )
 
 
-def counts(text: str) -> tuple[int, ...]:
+def counts(text: str, most: int = MAX_ROWS) -> tuple[int, ...]:
     """The numbers of "4", "1,2,4" or "1..8".
 
     Raises:
@@ -61,8 +62,8 @@ def counts(text: str) -> tuple[int, ...]:
         if not first.isdecimal() or (dots and not last.isdecimal()):
             raise argparse.ArgumentTypeError(f"{text!r} is not like 4, or 1,2,4, or 1..8")
         found += range(int(first), int(last if dots else first) + 1)
-    if not found or min(found) < 1 or max(found) > MAX_ROWS:
-        raise argparse.ArgumentTypeError(f"{text!r} must lie between 1 and {MAX_ROWS}")
+    if not found or min(found) < 1 or max(found) > most:
+        raise argparse.ArgumentTypeError(f"{text!r} must lie between 1 and {most}")
     return tuple(dict.fromkeys(found))
 
 

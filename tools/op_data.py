@@ -136,13 +136,12 @@ def _pool(op: Op, ref: Ref, setting: Setting, rng: np.random.Generator) -> Array
 
 
 def _ascending(ref: Ref, count: int, rng: np.random.Generator, *, newest: bool) -> Array:
-    rows, k = ref.shape
+    (rows, k), chosen = ref.shape, min(ref.shape[1], count)
     found = np.full((rows, k), -1, np.int64)
-    for row in found:
-        chosen = np.sort(rng.choice(count, min(k, count), replace=False))
-        if newest:
-            chosen[-1] = count - 1
-        row[: len(chosen)] = chosen
+    edges = np.arange(chosen + 1) * count // max(chosen, 1)  # one of each equal part
+    found[:, :chosen] = rng.integers(edges[:-1], edges[1:], (rows, chosen))
+    if newest:
+        found[:, chosen - 1] = count - 1
     return found
 
 

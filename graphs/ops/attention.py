@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -51,9 +52,73 @@ def softmax_values_bf16(logits: F32, keys: F64, sink: F32) -> F32:
     return mixed
 
 
-def attend_shared(count: int, dim: int) -> int:
-    """Bytes of shared memory: a weight a key, a factor a group of keys, one output row."""
-    return 4 * (count + -(-count // _KEY_GROUP) + dim)
+@dataclass(frozen=True)
+class AttendShape:
+    """How a row's heads are spread over CTAs, and what its kernel is compiled for.
+
+    A step of few rows gives each of them a cluster of CTAs, which share the groups of keys; many
+    rows are a CTA each. Sums have the same order either way.
+
+    Shapes:
+        rows of `heads` heads of `dim` elements; `count` keys at most.
+    """
+
+    rows: int
+    heads: int
+    dim: int
+    count: int
+    round_weights: bool
+
+    _FEW: ClassVar[int] = 16  # rows: with more of them every SM has one anyway
+    _SPLIT: ClassVar[int] = 5  # CTAs of a cluster at most: two groups each of the release's ten
+
+    @property
+    def groups(self) -> int:
+        """Of 64 keys."""
+        return -(-self.count // _KEY_GROUP)
+
+    @property
+    def split(self) -> int:
+        """CTAs that share a row."""
+        return min(self._SPLIT, self.groups) if self.rows <= self._FEW else 1
+
+    @property
+    def tiles(self) -> int:
+        """Of 8 heads that one CTA takes."""
+        return 1 if self.heads <= 8 else 2
+
+    @property
+    def pieces(self) -> int:
+        """bf16 numbers that make a weight: two keep 16 bits of it, below the error of fp32 sums."""
+        return 1 if self.round_weights else 2
+
+    @property
+    def stages(self) -> int:
+        """Groups that a CTA holds at once, with 256 threads each."""
+        return -(-self.groups // self.split) if self.split > 1 else 1
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: `AttendShared` of ptx/uf/attend.cuh."""
+        heads = 8 * self.tiles
+        keys, query = _KEY_GROUP * 2 * (self.dim + 8), heads * 2 * self.dim
+        weights = self.pieces * heads * 2 * (_KEY_GROUP + 8)
+        logits = 2 * heads * 4 * (_KEY_GROUP + 4)
+        table = 4 * heads * (3 * self.groups + 1)
+        return self.stages * (keys + weights + logits + _KEY_GROUP) + query + table
+
+    def variant(self) -> dict[str, int]:
+        """Sizes of register tiles and shared memory."""
+        return {
+            "DIM": self.dim, "TILES": self.tiles, "GROUPS": self.groups,
+            "SPLIT": self.split, "PIECES": self.pieces, "SHARED": self.shared,
+            "THREADS": 256 * self.stages, "CTAS": 2 if self.split == 1 else 1,
+        }  # fmt: skip
+
+    def geometry(self) -> Geometry:
+        """A cluster of CTAs for each row and 8 or 16 of its heads."""
+        blocks = -(-self.heads // (8 * self.tiles))
+        return Geometry(self.rows * self.split, blocks, 256 * self.stages, self.shared)
 
 
 @dataclass(frozen=True)
@@ -130,11 +195,19 @@ class Attention(Op):
         mixed = (softmax_values_bf16 if round_weights else softmax_values)(logits, wide, sink)
         return rotate(to_bf16(mixed), cos, -sin).reshape(len(q), -1)
 
-    def geometry(self) -> Geometry:
-        """A CTA a head."""
-        rows, heads, dim = self.q.shape
+    @property
+    def shape(self) -> AttendShape:
+        """Of the launch."""
         count = self.window + (self.sel.shape[1] if self.sel else 0)
-        return Geometry(rows, heads, 128, attend_shared(count, dim))
+        return AttendShape(*self.q.shape, count, self.round_weights)
+
+    def variant(self) -> dict[str, int]:
+        """Sizes of register tiles and shared memory."""
+        return self.shape.variant()
+
+    def geometry(self) -> Geometry:
+        """A cluster of CTAs for each row and 8 or 16 of its heads."""
+        return self.shape.geometry()
 
     def state_bytes(self) -> int:
         """Window and selected entries of every row."""

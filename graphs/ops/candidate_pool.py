@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.ops.select_topk import topk_geometry
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -43,3 +44,12 @@ class CandidatePool(Op):
             best[-1] = np.inf
             pool[row] = np.sort(np.argsort(-best, kind="stable")[:blocks])
         return pool
+
+    def geometry(self) -> Geometry:
+        """A cluster of CTAs a row, which keep the best score of each block."""
+        rows, entries = self.scores.shape
+        return topk_geometry(rows, -(-entries // self.block_size), kept=4)
+
+    def compiled(self) -> tuple[tuple[str, int], ...]:
+        """Each size of shared memory is a kernel of its own: the driver is told the largest."""
+        return (("SHARED", self.geometry().shared),)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, U8, q8_decode, to_bf16
-from ultraflash.graphs.ops.attention import attend_shared, softmax_values, softmax_values_bf16
+from ultraflash.graphs.ops.attention import AttendShape, softmax_values, softmax_values_bf16
 from ultraflash.graphs.ops.rope import rotate
 from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
@@ -75,10 +75,18 @@ class DraftAttention(Op):
         mixed = mix(logits, wide, np.tile(sink, block)).reshape(rows, heads, dim)
         return rotate(to_bf16(mixed), cos, -sin).reshape(rows, -1)
 
+    @property
+    def shape(self) -> AttendShape:
+        """Of the launch."""
+        return AttendShape(*self.q.shape, self.window + self.block, self.round_weights)
+
+    def variant(self) -> dict[str, int]:
+        """Sizes of register tiles and shared memory."""
+        return self.shape.variant()
+
     def geometry(self) -> Geometry:
-        """A CTA a head."""
-        rows, heads, dim = self.q.shape
-        return Geometry(rows, heads, 128, attend_shared(self.window + self.block, dim))
+        """A cluster of CTAs for each row and 8 or 16 of its heads."""
+        return self.shape.geometry()
 
     def state_bytes(self) -> int:
         """The window of every sequence."""

@@ -7,18 +7,33 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
+
+_CTAS = 8  # of a row's cluster
+_SHORT = 1 << 17
+
+
+def topk_geometry(rows: int, count: int, kept: int = 0) -> Geometry:
+    """A cluster of CTAs a row of `count` scores, of which each CTA keeps its own part in shared
+    memory, `kept` bytes each.
+
+    Many rows have threads enough; few rows need them for one row's loads.
+    """
+    threads = 256 if rows > 16 else 512 if count <= _SHORT else 1024
+    warps = _CTAS * threads // 32
+    length = -(-count // (128 * warps)) * 128  # of a warp's part
+    return Geometry(rows * _CTAS, threads=threads, shared=kept * length * threads // 32)
 
 
 @dataclass(frozen=True)
 class SelectTopk(Op):
     """The k best reachable entries, ascending; equal scores: the smaller entry. With a pool, only
-    entries inside it.
+    entries inside it; scores then stand in the pool's order, as `IndexScores` gives them.
 
     Shapes:
-        scores: [T, entries] f32; position: [T] i32; pool: [T, blocks] i32 or absent; y: [T, k] i32,
-        then -1.
+        scores: [T, entries] f32, with a pool [T, places]; position: [T] i32; pool: [T, blocks] i32,
+        ascending, then -1, or absent; y: [T, k] i32, then -1.
     """
 
     scores: Ref
@@ -41,9 +56,13 @@ class SelectTopk(Op):
             else:
                 kept = pool[row][pool[row] >= 0]
                 entries = (kept[:, None] * block_size + np.arange(block_size)).reshape(-1)
-                entries = entries[entries < reach]
+                entries = entries[entries < reach]  # only the newest block may reach too far
             if len(entries) > k:
-                order = np.argsort(-scores[row, entries], kind="stable")[:k]
+                order = np.argsort(-scores[row, : len(entries)], kind="stable")[:k]
                 entries = np.sort(entries[order])
             chosen[row, : len(entries)] = entries
         return chosen
+
+    def geometry(self) -> Geometry:
+        """A cluster of CTAs a row."""
+        return topk_geometry(*self.scores.shape)

@@ -3,6 +3,7 @@
 Buffers become pointers (quantised weights two: codes and `{name}_scale`), extents `{name}_{axis}`,
 constants plain members. An absent buffer is a null pointer of type `void` and `UF_HAS_{name}` is 0.
 Collectives have a last member `exchange`, whose bytes are those of runtime/gpu/exchange.py.
+What an operation is compiled for is `UF_{NAME}`.
 """
 
 from __future__ import annotations

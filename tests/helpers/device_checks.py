@@ -136,10 +136,11 @@ def _hc_mix(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> No
 
 
 def _index_scores(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
-    constants = dict(slot=made["slot"], position=made["position"], ratio=op.ratio, scale=op.scale)
+    names = ("codes", "scales", "slot", "position", "pool")
     scale = IndexScores.reference(
-        made["q"], np.abs(made["weight"]), made["codes"], made["scales"], **constants
-    )
+        made["q"], np.abs(made["weight"]), *(made.get(name) for name in names),
+        op.ratio, op.block_size, op.scale,
+    )  # fmt: skip
     assert_within(got["y"], want["y"], np.where(np.isfinite(scale), 2.0**-22 * scale, 0))
 
 

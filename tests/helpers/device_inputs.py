@@ -108,7 +108,7 @@ def _rows_of(op: Op, rng: np.random.Generator, early: bool) -> Rows | None:
 
 
 def _limit(op: Op, refs: dict[str, Ref]) -> int:
-    entries = refs.get("main_codes") or refs.get("scores")
+    entries = refs.get("main_codes") or (None if "pool" in refs else refs.get("scores"))
     if type(op).__name__ in ("StoreMainKv", "StoreIndexKey", "IndexScores"):
         entries = refs["codes"]
     if entries is not None:
@@ -224,6 +224,9 @@ def _experts(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None)
 def _index_scores(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
     made["q"] = qmx4_decode(*qmx4(made["q"]))
     made["codes"] = tiled(op.codes.shape, lambda n: rng.integers(0, 256, n).astype(np.uint8))
+    if op.pool:
+        reach = (made["position"] + 1) // op.ratio
+        made["pool"] = np.stack([_pool(rng, int(n), op) for n in reach])
 
 
 def _scores(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
@@ -232,10 +235,13 @@ def _scores(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) 
     if rng.random() < 0.5:  # many equal ones
         scores = np.round(scores * 8) / np.float32(8)
     reach = (made["position"] + 1) // op.ratio
-    beyond = np.arange(scores.shape[1]) >= reach[:, None]
-    made["scores"] = np.where(beyond, np.float32(-np.inf), scores)
-    if "pool" in made:
+    entries = np.arange(scores.shape[1])[None]
+    if "pool" in made:  # scores stand in its order
         made["pool"] = np.stack([_pool(rng, int(n), op) for n in reach])
+        blocks = np.where(made["pool"] < 0, 1 << 24, made["pool"])[:, :, None]
+        inside = blocks * op.block_size + np.arange(op.block_size)
+        entries = inside.reshape(len(scores), -1)[:, : scores.shape[1]]
+    made["scores"] = np.where(entries >= reach[:, None], np.float32(-np.inf), scores)
 
 
 def _pool(rng: np.random.Generator, reach: int, op: Any) -> I32:
