@@ -63,12 +63,15 @@ def signature(op: Op) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def cases(named: Iterable[tuple[str, Plan]]) -> tuple[Case, ...]:
-    """Each distinct operation of the plans; those that ranks run together have no kernel."""
+def cases(named: Iterable[tuple[str, Plan]], *, whole: bool = False) -> tuple[Case, ...]:
+    """Each distinct operation of the plans; those that ranks run together have no kernel.
+
+    `whole`: with all experts and table rows.
+    """
     found: dict[tuple[Any, ...], Case] = {}
     for name, plan in named:
         for node in plan.nodes:
-            op = shrunk(node.op)
+            op = node.op if whole else shrunk(node.op)
             case = Case(f"{name}-{type(op).__name__}-{node.label}", op)
             if not op.COLLECTIVE:
                 found.setdefault(signature(op), case)
@@ -97,16 +100,22 @@ def tiny_cases() -> tuple[Case, ...]:
 RELEASE_WIDTHS = ((1, 1, 5), (4, 2, 6), (8, 3, 7))  # rows, sequences, block
 
 
-@cache
-def release_cases(world: int) -> tuple[Case, ...]:
-    """The released model's shapes on one of `world` ranks; enough entries for pools to choose."""
+def release_decode(world: int) -> list[tuple[str, Plan]]:
+    """Decode plans of the released model on one of `world` ranks; pools have to choose."""
     model, capacity = release_model(), Capacity(4, 32768)
     plans = []
     for rows, sequences, block in RELEASE_WIDTHS:
         build = Build(model, capacity, world, block)
         plans.append((f"world{world}-{rows}x{sequences}", build_decode(build, rows, sequences)))
+    return plans
+
+
+@cache
+def release_cases(world: int) -> tuple[Case, ...]:
+    """The released model's shapes on one of `world` ranks."""
+    plans = release_decode(world)
     if world == 1:
-        build = Build(model, capacity, world, 5)
+        build = Build(release_model(), Capacity(4, 32768), world, 5)
         ends = [
             ("prefill", build_prefill(build, 16)),
             ("replay", build_replay(build, "ced21", 136)),
@@ -204,14 +213,14 @@ class CudaOps:
         from ultraflash.runtime.gpu.driver import Device
 
         self.device = Device.open()
-        self._cache = prepare_cache_dir(RuntimeConfig.from_env())
+        self.cache = prepare_cache_dir(RuntimeConfig.from_env())
         self._placed: dict[int, tuple[Stored, tuple[int, ...]]] = {}
 
     def prepare(self, chosen: Iterable[Case]) -> None:
         """Compile what the cases need side by side, instead of one when it is its turn."""
         from ultraflash.runtime.gpu.nvrtc import compile_units
 
-        compile_units(units(chosen), self.device.arch, self._cache)
+        compile_units(units(chosen), self.device.arch, self.cache)
 
     def run(self, op: Op, made: Inputs) -> Outputs:
         return self.hold(op, made).run(made)
@@ -221,7 +230,7 @@ class CudaOps:
 
         placed = {ref.name: self._place(made[f]) for f, ref in op.refs if ref.life is Life.WEIGHT}
         weights: Any = _Weights(placed)
-        backend = CudaBackend(self.device, weights, self._cache, keep_scratch=True)
+        backend = CudaBackend(self.device, weights, self.cache, keep_scratch=True)
         return _CudaHeld(op, backend.compile(single(op)))
 
     def _place(self, stored: Stored) -> tuple[int, ...]:
