@@ -107,13 +107,11 @@ def test_exact_products_are_the_hosts(ops: CudaOps, dtype: str) -> None:
         held.append(allocate(arrays[-1].nbytes, "w"))
         fill(held[-1], count, recipe, seed)
     try:
-        found = [
-            exact_product((held[0], x.shape), dtype, shape, tuple(held[1:]), which=which, groups=2)
-        ]
-        upload(held[1], (arrays[0].view(np.uint8)[:4] ^ 0x22))
-        found.append(
-            exact_product((held[0], x.shape), dtype, shape, tuple(held[1:]), which=which, groups=2)
-        )
+        found = []
+        for first in (arrays[0].view(np.uint8)[:4], arrays[0].view(np.uint8)[:4] ^ 0x22):
+            upload(held[1], first)
+            at = (held[0], x.shape), dtype, shape, tuple(held[1:])
+            found.append(exact_product(*at, which=which, groups=2))
     finally:
         for address in held:
             release(address)
@@ -121,10 +119,15 @@ def test_exact_products_are_the_hosts(ops: CudaOps, dtype: str) -> None:
     scales = [] if len(arrays) == 1 else [arrays[1].reshape(*shape[:-2], -1, 3)]
     w = Stored(shape, dtype, codes, *scales).values().astype(np.float64).reshape(stack, 64, 96)
     wide = bf16_from_bits(x).astype(np.float64).reshape(6, 2, 96)
-    for got, sign in zip(found[0], (lambda v: v, np.abs), strict=True):
-        parts = [np.einsum("tk,tnk->tn", sign(wide[:, g]), sign(w[which][:, 32 * g : 32 * g + 32]))
-                 for g in (0, 1)]  # fmt: skip
-        np.testing.assert_allclose(got, np.concatenate(parts, 1), rtol=1e-12, atol=1e-12)
+    whole, magnitudes = (_by_group(*of) for of in ((wide, w[which]), map(np.abs, (wide, w[which]))))
+    np.testing.assert_allclose(found[0][0], whole, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found[0][1], magnitudes, rtol=1e-12)
     changed = found[0][0] != found[1][0]
     assert changed[which == 0, 0].all()
     assert not changed[:, 1:].any()
+
+
+def _by_group(x: Any, w: Any) -> Any:
+    """[T, 2, K] activations times [T, 64, K] matrices: each half of the outputs has its part."""
+    halves = [np.einsum("tk,tnk->tn", x[:, g], w[:, 32 * g : 32 * g + 32]) for g in (0, 1)]
+    return np.concatenate(halves, 1)

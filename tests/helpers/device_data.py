@@ -16,6 +16,7 @@ from numba import cuda
 from helpers import counted
 from helpers.counted import GROUP_SHIFT, Recipe
 
+vars(np).setdefault("row_stack", np.vstack)  # gone in NumPy 2.5, numba-cuda 0.30 looks for it
 numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a row a thread is meant
 THREADS, MOST_BLOCKS = 256, 132 * 32
 

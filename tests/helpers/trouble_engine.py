@@ -21,6 +21,7 @@ from ultraflash.runtime.gpu import driver
 from ultraflash.server import worker
 
 LOST = 7
+_ECC = {"cuStreamSynchronize": real.CUresult.CUDA_ERROR_ECC_UNCORRECTABLE}
 TROUBLES: dict[str, Callable[[], FakeCuda]] = {
     "no driver": lambda: FakeCuda(library=False),
     "old driver": lambda: FakeCuda(version=12080),
@@ -36,7 +37,7 @@ class TroubleEngine(FakeEngine):
     def open(cls, config: RuntimeConfig, progress: Callable[[int, int], None]) -> FakeEngine:
         trouble = Path(os.environ["UF_TEST_TROUBLE"]).read_text()
         if trouble:
-            driver.cu = TROUBLES[trouble]()
+            vars(driver)["cu"] = TROUBLES[trouble]()
             Engine.open(replace(config, backend="cuda"), progress)
         return super().open(config, progress)
 
@@ -44,9 +45,7 @@ class TroubleEngine(FakeEngine):
         """Streams two tokens of a request that is to be lost."""
         steps = super().step()
         if any(s.request.sampling.seed == LOST and s.said == 2 for s in self._live.values()):
-            driver.cu = FakeCuda(
-                fail={"cuStreamSynchronize": real.CUresult.CUDA_ERROR_ECC_UNCORRECTABLE}
-            )
+            vars(driver)["cu"] = FakeCuda(fail=_ECC)
             driver.Stream().wait()
         return steps
 

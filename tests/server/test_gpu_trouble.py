@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_a_gpu_that_is_lost_and_what_it_says_until_it_is_back(
     seen: list[str] = []
     for name, sentence in _SENTENCES.items():
         trouble.write_text(name)
-        eventually(lambda s=sentence: said(server, seen, s))
+        eventually(partial(said, server, seen, sentence))
         assert seen[-1].startswith(f"{_AGAIN}78: "), "it will fail again, but a GPU may come back"
     assert any(f"exit status 1: {lost}the GPU" in reason for reason in seen)
     trouble.write_text("")
