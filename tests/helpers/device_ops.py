@@ -64,10 +64,7 @@ def signature(op: Op) -> tuple[Any, ...]:
 
 
 def cases(named: Iterable[tuple[str, Plan]], *, whole: bool = False) -> tuple[Case, ...]:
-    """Each distinct operation of the plans; those that ranks run together have no kernel.
-
-    `whole`: with all experts and table rows.
-    """
+    """Each distinct operation of the plans that has a kernel; `whole`: all experts and rows."""
     found: dict[tuple[Any, ...], Case] = {}
     for name, plan in named:
         for node in plan.nodes:
@@ -103,11 +100,8 @@ RELEASE_WIDTHS = ((1, 1, 5), (4, 2, 6), (8, 3, 7))  # rows, sequences, block
 def release_decode(world: int) -> list[tuple[str, Plan]]:
     """Decode plans of the released model on one of `world` ranks; pools have to choose."""
     model, capacity = release_model(), Capacity(4, 32768)
-    plans = []
-    for rows, sequences, block in RELEASE_WIDTHS:
-        build = Build(model, capacity, world, block)
-        plans.append((f"world{world}-{rows}x{sequences}", build_decode(build, rows, sequences)))
-    return plans
+    builds = {widths: Build(model, capacity, world, widths[2]) for widths in RELEASE_WIDTHS}
+    return [(f"world{world}-{n}x{m}", build_decode(b, n, m)) for (n, m, _), b in builds.items()]
 
 
 @cache
