@@ -142,7 +142,7 @@ def allocate(size: int, what: str) -> Address:
         needed = f"{what} needs {size / 2**30:.2f} GiB of GPU memory"
         raise DeviceError(f"{needed}, {_room()}: {_LESS}")
     address = check(result, f"allocating {what}")
-    check(cu.cuMemsetD8(address, 0, max(size, 1)), f"clearing {what}")
+    clear(int(address), max(size, 1))
     return int(address)
 
 
@@ -151,6 +151,8 @@ def upload(address: Address, array: npt.NDArray[Any]) -> None:
     data = np.ascontiguousarray(array)
     if data.nbytes:
         check(cu.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes), "copying to the GPU")
+        # The call may return before the last bytes are there, and streams of ours do not wait.
+        check(cu.cuStreamSynchronize(0), "copying to the GPU", _LOST)
 
 
 def download(address: Address, array: npt.NDArray[Any]) -> None:
@@ -160,13 +162,15 @@ def download(address: Address, array: npt.NDArray[Any]) -> None:
 
 
 def clear(address: Address, size: int) -> None:
-    """Zero device memory."""
+    """Zero device memory and wait: streams do not wait for the default one by themselves."""
     check(cu.cuMemsetD8(address, 0, size), "clearing GPU memory")
+    check(cu.cuStreamSynchronize(0), "clearing GPU memory", _LOST)
 
 
 def copy(to: Address, source: Address, size: int) -> None:
-    """Copy inside the device."""
+    """Copy inside the device and wait."""
     check(cu.cuMemcpyDtoD(to, source, size), "copying GPU memory")
+    check(cu.cuStreamSynchronize(0), "copying GPU memory", _LOST)
 
 
 def release(address: Address) -> None:
