@@ -61,7 +61,7 @@ class Full:
 
         placed = {getattr(op, field).name: at for field, at in self.raw.items()}
         weights: Any = SimpleNamespace(addresses=lambda ref: placed[ref.name])
-        backend = CudaBackend(self.ops.device, weights, self.ops.cache, keep_scratch=True)
+        backend = CudaBackend(self.ops.device, weights, self.ops._cache, keep_scratch=True)
         return backend.compile(single(op))
 
     def make(self, runner: Any, field: str, recipe: Recipe) -> int:

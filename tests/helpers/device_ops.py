@@ -207,14 +207,14 @@ class CudaOps:
         from ultraflash.runtime.gpu.driver import Device
 
         self.device = Device.open()
-        self.cache = prepare_cache_dir(RuntimeConfig.from_env())
+        self._cache = prepare_cache_dir(RuntimeConfig.from_env())
         self._placed: dict[int, tuple[Stored, tuple[int, ...]]] = {}
 
     def prepare(self, chosen: Iterable[Case]) -> None:
         """Compile what the cases need side by side, instead of one when it is its turn."""
         from ultraflash.runtime.gpu.nvrtc import compile_units
 
-        compile_units(units(chosen), self.device.arch, self.cache)
+        compile_units(units(chosen), self.device.arch, self._cache)
 
     def run(self, op: Op, made: Inputs) -> Outputs:
         return self.hold(op, made).run(made)
@@ -224,7 +224,7 @@ class CudaOps:
 
         placed = {ref.name: self._place(made[f]) for f, ref in op.refs if ref.life is Life.WEIGHT}
         weights: Any = _Weights(placed)
-        backend = CudaBackend(self.device, weights, self.cache, keep_scratch=True)
+        backend = CudaBackend(self.device, weights, self._cache, keep_scratch=True)
         return _CudaHeld(op, backend.compile(single(op)))
 
     def _place(self, stored: Stored) -> tuple[int, ...]:
