@@ -2,7 +2,7 @@
 
 What `tools/check_golden` and an independent comparer drive. A probe runs the plans that the engine
 runs, on the same backend; it has no request handling and no sampling. Single parts (quantisers,
-tables, gate) are in `probe_parts.py`.
+tables, gate) are in `probe_parts.py`; how a call's buffers are read is in `probe_values.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from ultraflash.graphs.capacity import MAX_ROWS, Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.model import Model
-from ultraflash.graphs.numerics import F32, q8_decode, qmx4_decode, qnv4_decode
+from ultraflash.graphs.numerics import F32
 from ultraflash.graphs.plan import Life
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.step import Build
@@ -28,6 +28,7 @@ from ultraflash.runtime.backends import open_backend
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.probe_parts import ProbeParts
+from ultraflash.runtime.probe_values import ProbeValues
 from ultraflash.runtime.resume import Kind
 from ultraflash.runtime.snapshot import Layout
 from ultraflash.runtime.step_io import Part, write_constants, write_step
@@ -117,7 +118,7 @@ class Probe(ProbeParts):
         runner.run()
         state.length += len(ids)
         state.reach = max(state.reach, state.length)
-        return self._logits(runner)
+        return self._values(runner).logits()
 
     def rollback(self, state: ProbeState, length: int) -> None:
         """Forget all rows from position `length` on: state is addressed by position, so only the
@@ -160,15 +161,8 @@ class Probe(ProbeParts):
     def trace(self, ids: Sequence[int]) -> dict[str, Array]:
         """Choices of a free prefill: `L{L}.expert_ids` [P, k], `L{L}.sel` [P, K], `pool` [P, n]."""
         state, _ = self.prefill(ids)
-        runner = self._runner(len(ids))
-        del state
-        found = {
-            f"L{n}.expert_ids": runner.read(f"L{n}.ffn.expert_ids")
-            for n in range(self.model.num_layers)
-        }
-        found |= {f"L{n}.sel": runner.read(f"L{n}.attn.sel") for n in self.model.index_sources}
-        entries = len(ids) // self.model.ratio(self.model.candidate_source)
-        return found | {"pool": self._pool_mask(runner, entries)}
+        assert state.runner is not None
+        return self._values(state.runner).choices(len(ids))
 
     def buffer(self, state: ProbeState, name: str, rank: int = 0) -> Array:
         """Any buffer of the state's latest call by its plan name."""
@@ -214,7 +208,8 @@ class Probe(ProbeParts):
                 own, span = runner.read(f"L{layer}.attn.sel"), slice(split, span.stop)
             runner.write(f"L{model.index_source(layer)}.attn.sel", _fit(sel, model.index_topk))
         runner.run(span)
-        return self._layer_values(state, runner, layer, own)
+        end = state.length + len(state.pending)
+        return self._values(runner).layer(layer, state.length, end, own)
 
     def forced_head(self, state: ProbeState, stream: F32, pre: F32) -> dict[str, Array]:
         """`head_in` [T, D] and `logits` [T, V] of a given stream that leaves the last layer."""
@@ -224,7 +219,10 @@ class Probe(ProbeParts):
             state.runner, self.model.num_layers, f"L{self.model.num_layers - 1}", stream, pre
         )
         state.runner.run(state.runner.plan.span("head"))
-        return {"head_in": state.runner.read("head.in"), "logits": self._logits(state.runner)}
+        return {
+            "head_in": state.runner.read("head.in"),
+            "logits": self._values(state.runner).logits(),
+        }
 
     def caches(self, state: ProbeState) -> dict[str, Array]:
         """What all rows so far left, those of a forced call under way included, de-quantised; keys
@@ -232,24 +230,7 @@ class Probe(ProbeParts):
         """
         self._alive(state)
         assert state.runner is not None
-        runner, model, length = state.runner, self.model, state.length + len(state.pending)
-        found: dict[str, Array] = {}
-        for layer in range(model.num_layers):
-            window = self._window(runner, state.slot, f"L{layer}.attn", length)
-            found[f"L{layer}.window_ring"] = window
-        for layer in model.kv_sources:
-            label, count = f"L{layer}.attn", length // model.ratio(layer)
-
-            def kept(name: str, label: str = label, count: int = count) -> Array:
-                return runner.read(f"{label}.{name}")[state.slot, :count]
-
-            found[f"L{layer}.main_kv"] = qnv4_decode(kept("main_codes"), kept("main_scales"))
-            found[f"L{layer}.index_k"] = qmx4_decode(kept("key_codes"), kept("key_scales"))
-            if model.ratio(layer) == 2 and length % 2:
-                for name in ("kv", "gate"):
-                    pending = runner.read(f"{label}.pending_{name}")[state.slot]
-                    found[f"L{layer}.pending_{name}"] = pending[[(length - 1) % len(pending)]]
-        return found
+        return self._values(state.runner).caches(state.slot, state.length + len(state.pending))
 
     # --- drafting ---
 
@@ -274,28 +255,8 @@ class Probe(ProbeParts):
         runner.write("io.accepted", np.array([len(taps) - 1]))
         runner.run(runner.plan.span("draft"))
         state.length += len(taps)
-        return {"state": state, **self._draft_values(state, runner, anchor)}
-
-    def _draft_values(self, state: ProbeState, runner: Runner, anchor: int) -> dict[str, Any]:
-        suffix = "" if self.backend.world == 1 else "_all"
-        before = runner.read(f"draft.logits{suffix}")
-        markov = [runner.read(f"draft.{i}.markov{suffix}")[0] for i in range(self._build.block)]
-        found = {
-            "main_x": runner.read("context.main_x"),
-            "h": runner.read("draft.h"),
-            "logits_before_markov": before,
-            "logits": before + np.stack(markov),
-            "confidence": runner.read("io.confidence")[0],
-            "tokens": [anchor, *runner.read("io.drafts")[0].tolist()],
-        }
-        names = {"X": "X", "pre": "ffn.pre", "attn_out": "attn_out"}
-        names |= {"expert_ids": "ffn.expert_ids", "expert_w": "ffn.expert_w"}
-        for stage in range(self.model.draft_stages):
-            for key, name in names.items():
-                found[f"stage{stage}.{key}"] = runner.read(f"draft.stage{stage}.{name}")
-            label = f"draft.stage{stage}"
-            found[f"stage{stage}.ring"] = self._window(runner, state.slot, label, state.length)
-        return found
+        found = self._values(runner).draft(state.slot, state.length, self._build.block, anchor)
+        return {"state": state, **found}
 
     @property
     def _tap(self) -> str:
@@ -325,6 +286,9 @@ class Probe(ProbeParts):
         if len(self._runners) > _RUNNERS:
             self._runners.popitem(last=False)
         return runner
+
+    def _values(self, runner: Runner) -> ProbeValues:
+        return ProbeValues(self.model, runner, self.backend.world)
 
     def _layout(self) -> Layout:
         return Layout.of(self.model, self._runner(1).plan.of_life(Life.STATE))
@@ -357,75 +321,6 @@ class Probe(ProbeParts):
         for name, value in zip(names, (stream, pre), strict=True):
             if value is not None:
                 runner.write(name, value)
-
-    def _layer_values(
-        self, state: ProbeState, runner: Runner, layer: int, own: Array | None
-    ) -> dict[str, Array]:
-        model, label = self.model, f"L{layer}"
-        names = {
-            "attn_in": "attn_in",
-            "attn_out": "attn_out",
-            "ffn_in": "ffn_in",
-            "ffn_out": "ffn_out",
-            "X": "X",
-            "pre": "ffn.pre",
-            "expert_ids": "ffn.expert_ids",
-            "expert_w": "ffn.expert_w",
-        }
-        if layer in model.engram_layers:
-            names |= {"engram_X": "engram.x", "engram_kv": "engram.kv", "hash": "engram.rows"}
-        if layer in model.index_sources and own is None:
-            names["sel"] = "attn.sel"
-        found = {key: runner.read(f"{label}.{name}") for key, name in names.items()}
-        if own is not None:
-            found["sel"] = own
-        end = state.length + len(state.pending)
-        if layer in model.kv_sources:
-            position = np.arange(state.length, end)
-            found["latent"] = runner.read(f"{label}.attn.latent")[
-                (position + 1) % model.ratio(layer) == 0
-            ]
-        if layer in model.index_sources:
-            found["index_scores"] = self._scores(runner, layer, end // model.ratio(layer))
-        return found
-
-    def _scores(self, runner: Runner, layer: int, entries: int) -> F32:
-        name = "index_scores" if self.backend.world == 1 else "index_scores_all"
-        scores: F32 = runner.read(f"L{layer}.attn.{name}")
-        if layer <= self.model.candidate_source:
-            return scores[:, :entries]
-        # Scores stand in the pool's order: back to where their entries are.
-        size = self.model.candidate_block_size
-        pool = runner.read(f"L{self.model.candidate_source}.attn.pool")[
-            :, : scores.shape[1] // size
-        ]
-        whole = np.full((len(scores), -(-entries // size), size), -np.inf, np.float32)
-        row, block = np.nonzero(pool >= 0)
-        whole[row, pool[row, block]] = scores.reshape(len(scores), -1, size)[row, block]
-        return whole.reshape(len(scores), -1)[:, :entries]
-
-    def _pool_mask(self, runner: Runner, entries: int) -> Array:
-        pool, size = (
-            runner.read(f"L{self.model.candidate_source}.attn.pool"),
-            self.model.candidate_block_size,
-        )
-        blocks = np.arange(entries) // size
-        inside = (pool[:, :, None] == blocks).any(axis=1)
-        reach = (runner.read("io.position") + 1) // self.model.ratio(self.model.candidate_source)
-        mask: Array = (inside & (np.arange(entries) < reach[:, None])).astype(np.uint8)
-        return mask
-
-    def _window(self, runner: Runner, slot: int, label: str, length: int) -> F32:
-        codes, scales = (runner.read(f"{label}.ring_{n}")[slot] for n in ("codes", "scales"))
-        window = self.model.window
-        position = np.arange(max(0, length - window), length)
-        ring = np.empty((len(position), codes.shape[1]), np.float32)
-        ring[position % window] = q8_decode(codes, scales)[position % len(codes)]
-        return ring
-
-    def _logits(self, runner: Runner) -> F32:
-        name = "head.logits" if self.backend.world == 1 else "head.logits_all"
-        return runner.read(name)
 
 
 def _fit(sel: Array, k: int) -> I32:

@@ -183,7 +183,11 @@ def main(argv: Sequence[str] | None = None, open_engine: OpenEngine = Engine.ope
     signal.signal(signal.SIGTERM, lambda signum, frame: loop.stop())
     exchange.announce(Opened(engine.fingerprint, engine.max_seq))
     _log.info("engine ready: context %d tokens, fingerprint %s", engine.max_seq, engine.fingerprint)
-    loop.run()
+    try:
+        loop.run()
+    except EngineError as error:  # says what failed in one sentence, as a lost GPU does
+        sys.stderr.write(f"{traceback.format_exc()}error: {error}\n")
+        return 1
     engine.close()
     exchange.close()
     return 0

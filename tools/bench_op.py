@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 
 from ultraflash.graphs.capacity import MAX_ROWS
 from ultraflash.graphs.decode import build_decode
-from ultraflash.graphs.errors import GraphError
 from ultraflash.graphs.plan import Plan
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.backends import cuda_backend
 from ultraflash.runtime.config import prepare_cache_dir
-from ultraflash.runtime.errors import EngineError
 from ultraflash.tools import gpu_arguments
 from ultraflash.tools.op_cases import Case, cases
 from ultraflash.tools.op_data import Setting
@@ -80,13 +78,7 @@ class Row:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a measurement, 1 with one sentence on stderr."""
-    options = _parser().parse_args(arguments)
-    try:
-        _run(options)
-    except (EngineError, GraphError, OSError) as error:
-        print(f"bench_op: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return gpu_arguments.run_tool(_parser(), _run, arguments)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -204,12 +196,7 @@ def _summary(rows: Sequence[Row]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m ultraflash.tools.bench_op",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = gpu_arguments.tool_parser("bench_op", __doc__, _EXAMPLES)
     parser.add_argument("op", metavar="OP", help="an operation, or all")
     gpu_arguments.add_checkpoint(parser, release=True)
     gpu_arguments.add_rows(parser, "1,4,8", most=_MOST_ROWS)

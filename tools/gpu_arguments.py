@@ -1,18 +1,46 @@
-"""Arguments that tools around kernels and graphs share: which model, which widths, which GPUs."""
+"""What tools around kernels and graphs share: their model, widths, GPUs, and how they end."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from ultraflash.graphs.capacity import MAX_ROWS, Capacity
+from ultraflash.graphs.errors import GraphError
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
 from ultraflash.ptx import ARCHITECTURES
 from ultraflash.runtime.config import RuntimeConfig
-from ultraflash.runtime.errors import ConfigError
+from ultraflash.runtime.errors import ConfigError, EngineError
+
+
+def tool_parser(name: str, description: str | None, examples: str) -> argparse.ArgumentParser:
+    """A tool's parser; the texts keep their lines."""
+    return argparse.ArgumentParser(
+        prog=f"python -m ultraflash.tools.{name}",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def run_tool(
+    parser: argparse.ArgumentParser,
+    work: Callable[[argparse.Namespace], None],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Exit status: 0 after the work, 1 with what was wrong on stderr."""
+    options = parser.parse_args(arguments)
+    try:
+        work(options)
+    except (EngineError, GraphError, OSError) as error:
+        print(f"{parser.prog.rpartition('.')[2]}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def add_checkpoint(parser: argparse.ArgumentParser, *, release: bool) -> None:

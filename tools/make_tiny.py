@@ -22,6 +22,7 @@ from ultraflash.graphs.config_keys import CONFIG_KEYS
 from ultraflash.graphs.engram import table_rows
 from ultraflash.graphs.errors import GraphError
 from ultraflash.graphs.model import Model
+from ultraflash.graphs.release import RELEASE_CONFIG
 from ultraflash.runtime.weights.token_map import compressed_ids
 from ultraflash.runtime.weights.write import write_checkpoint
 from ultraflash.tools.tiny_tokenizer import (
@@ -65,37 +66,27 @@ TINY = Model(
 TP = replace(TINY, heads=16, o_groups=8, expert_width=256)
 PRESETS = {"tiny": TINY, "tp": TP}
 
+
+def _released(keys: str, section: dict[str, Any] = RELEASE_CONFIG) -> dict[str, Any]:
+    """These keys as the released model has them."""
+    return {key: section[key] for key in keys.split()}
+
+
 # What stands in the two files beside the keys that `Model` reads.
 _NESTED: dict[str, Any] = {
-    "architectures": ["DeepseekV41ForCausalLM"],
-    "model_type": "deepseek_v41",
-    "transformers_version": "5.6.0",
-    "dtype": "bfloat16",
+    **_released("architectures model_type transformers_version dtype"),
     "text_config": {
-        "model_type": "deepseek_v41_text",
-        "num_key_value_heads": 1,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "use_cache": True,
-        "tie_word_embeddings": False,
-        "topk_method": "noaux_tc",
-        "norm_topk_prob": True,
+        **_released(
+            "model_type num_key_value_heads hidden_act attention_bias attention_dropout "
+            "initializer_range use_cache tie_word_embeddings topk_method norm_topk_prob",
+            RELEASE_CONFIG["text_config"],
+        ),
         "rope_scaling": {"rope_type": "yarn"},
     },
-    "vision_config": {
-        "model_type": "deepseek_v41_vision",
-        "rope_theta": 10000,
-        "max_wh_ratio": None,
-    },
-    "quantization_config": {
-        "quant_method": "fp8",
-        "activation_scheme": "dynamic",
-        "weight_block_size": [32, 32],
-        "scale_fmt": "ue8m0",
-        "expert_dtype": "fp4",
-    },
+    "vision_config": _released(
+        "model_type rope_theta max_wh_ratio", RELEASE_CONFIG["vision_config"]
+    ),
+    **_released("quantization_config"),
 }
 _FLAT = {
     "dtype": "fp8",

@@ -20,19 +20,38 @@ from ultraflash.runtime.errors import DeviceError
 
 Address = int
 OLDEST_DRIVER = 13000  # CUDA version that the driver must support: cubins come from NVRTC 13.0
-# Whatever fails inside a step leaves a context in which every further call fails.
 _LOST = ": this process has lost the GPU and must start again, UF_CHECK=1 would name the node"
+# What went wrong in work queued before, and is answered by every call from then on.
+_LOSING = (
+    cu.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
+    cu.CUresult.CUDA_ERROR_LAUNCH_FAILED,
+    cu.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
+    cu.CUresult.CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    cu.CUresult.CUDA_ERROR_MISALIGNED_ADDRESS,
+    cu.CUresult.CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    cu.CUresult.CUDA_ERROR_INVALID_PC,
+    cu.CUresult.CUDA_ERROR_HARDWARE_STACK_ERROR,
+    cu.CUresult.CUDA_ERROR_ASSERT,
+    cu.CUresult.CUDA_ERROR_ECC_UNCORRECTABLE,
+    cu.CUresult.CUDA_ERROR_NVLINK_UNCORRECTABLE,
+    cu.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
+)
+_LESS = "lower the context or --max-sequences, or end what else runs on this GPU"
 _OTHERWISE = "run on the CPU with UF_BACKEND=numpy"
 
 
 def check(result: tuple[Any, ...], what: str, remedy: str = "") -> Any:
-    """The values of a driver call.
+    """The values of a driver call; `remedy` is for failures that say nothing of the whole GPU.
 
     Raises:
         DeviceError: naming what was asked and CUDA's own words, when the call failed.
     """
     error, *values = result
     if error != cu.CUresult.CUDA_SUCCESS:
+        if error in _LOSING:
+            remedy = _LOST
+        elif error == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            remedy = f", {_room()}: {_LESS}"
         raise DeviceError(f"{what} failed: {_words(error)}{remedy}")
     return values[0] if len(values) == 1 else tuple(values)
 
@@ -130,21 +149,23 @@ def memory() -> tuple[int, int]:
     return int(free), int(total)
 
 
+def _room() -> str:
+    free, total = (size / 2**30 for size in memory())
+    return f"{free:.2f} of {total:.2f} GiB are free"
+
+
 def allocate(size: int, what: str) -> Address:
     """Zeroed device memory.
 
     Raises:
         DeviceError: naming what it was for, its size and what is free.
     """
-    error, address = cu.cuMemAlloc(max(size, 1))
-    if error != cu.CUresult.CUDA_SUCCESS:
-        free, total = memory()
-        raise DeviceError(
-            f"{what} needs {size / 2**30:.2f} GiB of GPU memory, {free / 2**30:.2f} of "
-            f"{total / 2**30:.2f} GiB are free: lower the context or --max-sequences, or end what "
-            f"else runs on this GPU"
-        )
-    check(cu.cuMemsetD8(address, 0, max(size, 1)), f"clearing {what}")
+    result = cu.cuMemAlloc(max(size, 1))
+    if result[0] == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        needed = f"{what} needs {size / 2**30:.2f} GiB of GPU memory"
+        raise DeviceError(f"{needed}, {_room()}: {_LESS}")
+    address = check(result, f"allocating {what}")
+    clear(int(address), max(size, 1))
     return int(address)
 
 
@@ -153,6 +174,8 @@ def upload(address: Address, array: npt.NDArray[Any]) -> None:
     data = np.ascontiguousarray(array)
     if data.nbytes:
         check(cu.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes), "copying to the GPU")
+        # The call may return before the last bytes are there, and streams of ours do not wait.
+        check(cu.cuStreamSynchronize(0), "copying to the GPU", _LOST)
 
 
 def download(address: Address, array: npt.NDArray[Any]) -> None:
@@ -162,8 +185,9 @@ def download(address: Address, array: npt.NDArray[Any]) -> None:
 
 
 def clear(address: Address, size: int) -> None:
-    """Zero device memory."""
+    """Zero device memory and wait: streams do not wait for the default one by themselves."""
     check(cu.cuMemsetD8(address, 0, size), "clearing GPU memory")
+    check(cu.cuStreamSynchronize(0), "clearing GPU memory", _LOST)
 
 
 def fill(address: Address, value: int, size: int) -> None:
@@ -173,8 +197,9 @@ def fill(address: Address, value: int, size: int) -> None:
 
 
 def copy(to: Address, source: Address, size: int) -> None:
-    """Copy inside the device."""
+    """Copy inside the device and wait."""
     check(cu.cuMemcpyDtoD(to, source, size), "copying GPU memory")
+    check(cu.cuStreamSynchronize(0), "copying GPU memory", _LOST)
 
 
 def release(address: Address) -> None:

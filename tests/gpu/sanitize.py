@@ -1,9 +1,11 @@
-"""compute-sanitizer over one decode step of each width 1 to 8, greedy and sampled.
+"""compute-sanitizer over one decode step of each width 1 to 8, on the tiny model.
 
     python tests/gpu/sanitize.py [memcheck racecheck initcheck] [--widths 1,2,3]
 
-A line a tool: clean, what was found, or why it could not run. Exit status 1 only for findings.
-Kernels are launched one by one, so that a finding names its node.
+A line a tool and width: clean, or what was found; or why a tool could not run. Exit status 1 only
+for findings and steps that did not end. Kernels are launched one by one, so that a finding names
+its kernel. The tools run side by side, each in one process for all widths: taking kernels apart
+costs more than running them.
 """
 
 from __future__ import annotations
@@ -15,13 +17,27 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
 TOOLS = ("memcheck", "racecheck", "initcheck")
-_FOUND = 42  # exit status that asks the tool for
 _REFUSED = ("Device not supported", "Unable to find supported devices", "not supported on this")
-_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: .*")
+_STEP = re.compile(r"step of width (\d+) took ([\d.]+) s")
+_SAID = re.compile(r"========= *(\S.*)")
+_NO_FINDING = re.compile(r"COMPUTE-SANITIZER|(ERROR|RACECHECK) SUMMARY: 0 ")
+_SHOWN = 40  # lines of a finding
+
+
+@dataclass
+class Found:
+    """What a tool said during the step of one width."""
+
+    width: int
+    seconds: float
+    lines: list[str] = field(default_factory=list)
 
 
 def main(arguments: list[str]) -> int:
@@ -39,39 +55,63 @@ def main(arguments: list[str]) -> int:
     if program is None:
         print("compute-sanitizer is not on this machine: nothing was checked")
         return 0
-    return max([_check(program, tool, options.widths, len(widths)) for tool in options.tools])
+    with ThreadPoolExecutor(len(options.tools)) as pool:
+        return max(pool.map(lambda tool: _check(program, tool, widths), options.tools))
 
 
 def _search_path() -> str:
     return os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
 
 
-def _check(program: str, tool: str, widths: str, count: int) -> int:
-    command = [program, "--tool", tool, "--error-exitcode", str(_FOUND)]
-    command += [sys.executable, str(HERE), "--steps", "--widths", widths]
+def _check(program: str, tool: str, widths: list[int]) -> int:
+    command = [program, "--tool", tool, "--show-backtrace", "device"]
+    command += [sys.executable, str(HERE), "--steps", "--widths", ",".join(map(str, widths))]
     started = time.monotonic()
     done = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", check=False,
-        env={**os.environ, "UF_EAGER": "1", "PYTHONUNBUFFERED": "1"},
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        check=False, env={**os.environ, "UF_EAGER": "1", "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
-    seconds, text = time.monotonic() - started, done.stdout + done.stderr
-    steps = text.count("step of width")
-    summaries = _SUMMARY.findall(text)
-    summary = summaries[-1] if summaries else "no summary"
-    if any(words in text for words in _REFUSED):
+    if any(words in done.stdout for words in _REFUSED):
         print(f"{tool}: compute-sanitizer does not support this machine's GPU: nothing was checked")
         return 0
-    if done.returncode == 0 and steps == count and " 0 " in f" {summary.split(':')[-1]}":
-        print(f"{tool}: clean, {steps} widths in {seconds:.0f} s ({summary})")
-        return 0
-    print(f"{tool}: {steps} of {count} widths, exit status {done.returncode}, {summary}")
-    told = [line for line in text.splitlines() if line.startswith("=========")]
-    print("\n".join(told[:60] or text.splitlines()[-30:]))
-    return 1
+    found, rest = sort_out(done.stdout)
+    print("\n".join(report(tool, found, rest)))
+    missing = sorted(set(widths) - {each.width for each in found})
+    status = f"exit status {done.returncode}, {time.monotonic() - started:.0f} s in all"
+    if missing or done.returncode:
+        print(f"{tool}: no step of width {', '.join(map(str, missing)) or '(none)'}, {status}")
+        print("\n".join(done.stdout.splitlines()[-_SHOWN:]))
+        return 1
+    print(f"{tool}: {status}")
+    return int(bool(rest) or any(each.lines for each in found))
+
+
+def sort_out(text: str) -> tuple[list[Found], list[str]]:
+    """The tool's findings by the step in which they came, and those behind the last one.
+
+    Before the first step stands what made its prompts: it counts as the first step's.
+    """
+    found: list[Found] = []
+    lines: list[str] = []
+    for line in text.splitlines():
+        if step := _STEP.search(line):
+            found.append(Found(int(step[1]), float(step[2]), lines))
+            lines = []
+        elif (said := _SAID.match(line)) and not _NO_FINDING.search(line):
+            lines.append(said[1])
+    return found, lines
+
+
+def report(tool: str, found: list[Found], rest: list[str]) -> Iterator[str]:
+    """A line a width, and findings under it."""
+    for each in found:
+        yield f"{tool} width {each.width}: {'found' if each.lines else 'clean'}, {each.seconds} s"
+        yield from (f"    {line}" for line in each.lines[:_SHOWN])
+    yield from (f"{tool} at the end: {line}" for line in rest[:_SHOWN])
 
 
 def run_steps(widths: list[int]) -> None:
-    """One decode step of each width alone and greedy, then shared by sampled sequences."""
+    """A decode step of each width: odd ones alone and greedy, even ones shared and sampled."""
     sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
     from run import name_the_rooms  # type: ignore[import-not-found]
 
@@ -81,20 +121,25 @@ def run_steps(widths: list[int]) -> None:
     from helpers.device_rig import DeviceRig
     from ultraflash.runtime.step_io import Draw, Part
 
+    began = time.perf_counter()
     rig, slots = DeviceRig(kept=False), (1, 2, 3)
     draws = [Draw(1.2, 0.9, 40, seed, 1, want_logprobs=True) for seed in slots]
     ids = [np.random.default_rng(s).integers(3, 480, 8 + s).tolist() for s in slots]
     told = [rig.prompt(s, i, d) for s, i, d in zip(slots, ids, draws, strict=True)]
+    print(f"prompts took {time.perf_counter() - began:.1f} s")
     for width in widths:
-        rows = [told[0].token, *told[0].drafts, *told[0].drafts][:width]
-        rig.step([Part(1, len(ids[0]), rows, Draw(want_logprobs=True))])
-        shares = [1 + (width - 1 - n) // 3 for n in range(min(width, 3))]
-        parts = [
-            Part(slots[n], len(ids[n]), [told[n].token, *told[n].drafts[: share - 1]], draws[n])
-            for n, share in enumerate(shares)
-        ]
+        began = time.perf_counter()
+        if width % 2:
+            rows = [told[0].token, *told[0].drafts][:width]
+            parts = [Part(1, len(ids[0]), rows, Draw(want_logprobs=True))]
+        else:
+            shares = [1 + (width - 1 - n) // 3 for n in range(min(width, 3))]
+            parts = [
+                Part(slots[n], len(ids[n]), [told[n].token, *told[n].drafts[: share - 1]], draws[n])
+                for n, share in enumerate(shares)
+            ]
         rig.step(parts)
-        print(f"step of width {width} done")
+        print(f"step of width {width} took {time.perf_counter() - began:.1f} s")
 
 
 if __name__ == "__main__":

@@ -64,12 +64,12 @@ def signature(op: Op) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def cases(named: Iterable[tuple[str, Plan]]) -> tuple[Case, ...]:
-    """Each distinct operation of the plans; those that ranks run together have no kernel."""
+def cases(named: Iterable[tuple[str, Plan]], *, whole: bool = False) -> tuple[Case, ...]:
+    """Each distinct operation of the plans that has a kernel; `whole`: all experts and rows."""
     found: dict[tuple[Any, ...], Case] = {}
     for name, plan in named:
         for node in plan.nodes:
-            op = shrunk(node.op)
+            op = node.op if whole else shrunk(node.op)
             case = Case(f"{name}-{type(op).__name__}-{node.label}", op)
             if not op.COLLECTIVE:
                 found.setdefault(signature(op), case)
@@ -98,16 +98,19 @@ def tiny_cases() -> tuple[Case, ...]:
 RELEASE_WIDTHS = ((1, 1, 5), (4, 2, 6), (8, 3, 7))  # rows, sequences, block
 
 
+def release_decode(world: int) -> list[tuple[str, Plan]]:
+    """Decode plans of the released model on one of `world` ranks; pools have to choose."""
+    model, capacity = release_model(), Capacity(4, 32768)
+    builds = {widths: Build(model, capacity, world, widths[2]) for widths in RELEASE_WIDTHS}
+    return [(f"world{world}-{n}x{m}", build_decode(b, n, m)) for (n, m, _), b in builds.items()]
+
+
 @cache
 def release_cases(world: int) -> tuple[Case, ...]:
-    """The released model's shapes on one of `world` ranks; enough entries for pools to choose."""
-    model, capacity = release_model(), Capacity(4, 32768)
-    plans = []
-    for rows, sequences, block in RELEASE_WIDTHS:
-        build = Build(model, capacity, world, block)
-        plans.append((f"world{world}-{rows}x{sequences}", build_decode(build, rows, sequences)))
+    """The released model's shapes on one of `world` ranks."""
+    plans = release_decode(world)
     if world == 1:
-        build = Build(model, capacity, world, 5)
+        build = Build(release_model(), Capacity(4, 32768), world, 5)
         ends = [
             ("prefill", build_prefill(build, 16)),
             ("replay", build_replay(build, "ced21", 136)),

@@ -4,6 +4,7 @@ requests and without its choice of widths.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -111,3 +112,46 @@ def assert_same_result(got: Behind, want: Behind, where: str = "") -> None:
     assert (got.accepted, got.token, got.drafts) == (want.accepted, want.token, want.drafts), where
     assert_bits(got.confidence, want.confidence, f"{where} confidence")
     assert_bits(got.logits, want.logits, f"{where} logits")
+
+
+# --- steps whose acceptance is forced ---
+
+IDS: list[int] = np.random.default_rng(4).integers(3, 480, 150).tolist()
+SAMPLED = Draw(temperature=1.3, top_p=0.9, seed=77, step=3)
+
+
+@functools.cache
+def rig(block: int) -> DraftRig:
+    return DraftRig(block)
+
+
+def wrong(ids: list[int], seed: int = 0) -> list[int]:
+    """Other tokens than these, at every place."""
+    by = np.random.default_rng(seed).integers(1, 470, len(ids)).tolist()
+    return [3 + (token - 3 + more) % 477 for token, more in zip(ids, by, strict=True)]
+
+
+def verified(rows: int, accepted: int, start: int, seed: int = 0) -> list[int]:
+    """A step's tokens at `start`: the anchor, `accepted` right drafts, wrong ones."""
+    right = IDS[start : start + 1 + accepted]
+    return right + wrong(IDS[start + 1 + accepted : start + rows], seed)
+
+
+def forced(
+    rig: DraftRig, parts: list[Part], accepted: list[int], tokens: list[int], rows: int = 0
+) -> list[Behind]:
+    """A decode step that goes on as if so many drafts had stayed, with these tokens behind."""
+    count = rows or sum(len(part.ids) for part in parts)
+    runner = rig.decoder(count, len(parts))
+    write_step(runner, parts)
+    split = runner.plan.span("accept").stop
+    runner.run(slice(0, split))
+    runner.write("io.accepted", np.array(accepted))
+    runner.write("io.token", np.array(tokens))
+    runner.run(slice(split, len(runner.plan.nodes)))
+    return rig.results(runner, *parts)
+
+
+def assert_same_block(got: Behind, want: Behind, where: str) -> None:
+    assert got.drafts == want.drafts, where
+    assert_bits(got.confidence, want.confidence, f"{where} confidence")

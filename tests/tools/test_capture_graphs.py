@@ -54,6 +54,8 @@ def test_kernels_are_compiled_then_found(capsys: pytest.CaptureFixture[str], ker
     assert fresh + cached == total
     again = shown(capsys, *arguments)
     assert f"{total} kernels for sm_90a, sm_103a: 0 compiled, {total} from " in again
+    words = " ".join(again.split())  # the line is longer than the terminal
+    assert re.search(r"in [\d.]+ s with 2 threads; all again from there in \d\.\d\d s", words)
     assert cells(again, "gate")[:4] == [registers, shared, stack, spills]
     assert cells(again, "gate")[4] == "cached"
     assert (kernels / "cubin").is_dir()

@@ -97,9 +97,10 @@ TIGHT = Limits(
     draft=0.05,
     free_draft=0.3,
 )
-LOOSE = Limits(
+LOOSE = replace(
+    TIGHT,
     forced={
-        "engram_kv": 2e-3,
+        **TIGHT.forced,
         "engram_X": 3e-3,
         "attn_in": 8e-3,
         "attn_out": 4e-2,
@@ -109,14 +110,6 @@ LOOSE = Limits(
         "pre": 3e-3,
         "latent": 8e-3,
         "expert_w": 5e-3,
-        "index_scores": 2e-2,
-        "head_in": 3e-3,
-        "logits": 3e-3,
-        "window_ring": 5e-3,
-        "main_kv": 1e-2,
-        "index_k": 1e-2,
-        "pending_kv": 1e-3,
-        "pending_gate": 1e-3,
     },
     logits=0.2,
     short_logits=0.13,
@@ -125,7 +118,6 @@ LOOSE = Limits(
     clear_rows_wrong=0.1,
     clear_missed={"experts": 0.04, "selected": 0.4},
     missed={"experts": 0.2, "selected": 0.45},
-    chained=10.0,
     free_caches=0.2,
     draft=0.13,
     free_draft=0.4,

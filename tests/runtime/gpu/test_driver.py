@@ -112,10 +112,41 @@ def test_a_gpu_that_is_lost_while_it_works(cuda: FakeCuda, error: Any) -> None:
     assert text.endswith("must start again, UF_CHECK=1 would name the node")
 
 
-def test_a_capture_that_fails(cuda: FakeCuda) -> None:
+@pytest.mark.parametrize(
+    ("call", "act"),
+    [
+        ("cuGraphLaunch", lambda stream, graph: graph.launch()),
+        ("cuMemAlloc", lambda stream, graph: allocate(64, "state L0.ring")),
+        ("cuMemcpyHtoDAsync", lambda stream, graph: stream.copy_in(0, 0, 8)),
+    ],
+)
+def test_a_lost_gpu_is_said_by_whatever_call_comes_next(
+    cuda: FakeCuda, call: str, act: Callable[[Stream, Graph], object]
+) -> None:
+    """A kernel that fails is found out by any later call, seldom by the one that waits for it."""
+    stream = Stream()
+    graph = Graph(stream)
+    graph.finish()
+    cuda.fail[call] = ERROR.CUDA_ERROR_LAUNCH_FAILED
+    text = sentence(lambda: act(stream, graph))
+    assert "CUDA_ERROR_LAUNCH_FAILED" in text
+    assert "this process has lost the GPU and must start again" in text
+
+
+def test_memory_that_the_driver_itself_lacks(cuda: FakeCuda) -> None:
+    cuda.gpus = (Gpu(total_bytes=3 << 30),)
     graph = Graph(Stream())
     cuda.fail["cuGraphInstantiate"] = ERROR.CUDA_ERROR_OUT_OF_MEMORY
-    assert sentence(graph.finish).startswith("instantiating a graph failed: CUDA_ERROR_OUT_OF_")
+    text = sentence(graph.finish)
+    assert text.startswith("instantiating a graph failed: CUDA_ERROR_OUT_OF_MEMORY (")
+    assert "3.00 of 3.00 GiB are free: lower the context or --max-sequences" in text
+
+
+def test_an_allocation_that_fails_for_another_reason_is_no_lack_of_memory(cuda: FakeCuda) -> None:
+    cuda.fail["cuMemAlloc"] = ERROR.CUDA_ERROR_NOT_PERMITTED
+    text = sentence(lambda: allocate(64, "state L0.ring"))
+    assert text.startswith("allocating state L0.ring failed: CUDA_ERROR_NOT_PERMITTED")
+    assert "GiB" not in text
 
 
 def test_memory_is_zeroed_copied_and_given_back(cuda: FakeCuda, rng: np.random.Generator) -> None:
