@@ -51,7 +51,7 @@ class FakeCuda:
     _capture: list[Callable[[], None]] | None = None
     _captured: set[Any] = field(default_factory=set, repr=False)  # streams that are captured
     _apart: set[Any] = field(default_factory=set, repr=False)  # of these, that have not joined
-    _streams: int = 0
+    _contexts: list[str] = field(default_factory=list, repr=False)  # of streams 1, 2, ...
 
     def __getattr__(self, name: str) -> Any:
         """Enumerations of the real bindings; calls are those below."""
@@ -178,22 +178,27 @@ class FakeCuda:
         return (OK,)
 
     def cuStreamCreate(self, flag: Any) -> tuple[Any, ...]:
-        self._streams += 1
-        return OK, (self._streams, self.current)
+        self._contexts.append(self.current)
+        return OK, real.CUstream(len(self._contexts))
 
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
         assert self._capture is None, "waiting is not allowed while a graph is captured"
         return (OK,)
 
-    def cuLaunchKernel(
-        self, function: str, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int,
-        stream: Any, parameters: int, extra: int,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        launch = function, (gx, gy, gz), (bx, by, bz), shared
-        return self._queue(stream, lambda: self.launches.append(launch))
+    def cuModuleGetGlobal(self, module: bytes, name: bytes) -> tuple[Any, ...]:
+        found = b"\0" + name + b"\0" in module
+        return (OK, 1, 4) if found else (real.CUresult.CUDA_ERROR_NOT_FOUND, None, None)
+
+    def cuLaunchKernelEx(
+        self, config: Any, function: str, parameters: int, extra: int
+    ) -> tuple[Any, ...]:
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        block = config.blockDimX, config.blockDimY, config.blockDimZ
+        launch = function, grid, block, config.sharedMemBytes
+        return self._queue(config.hStream, lambda: self.launches.append(launch))
 
     def cuStreamBeginCapture(self, stream: Any, mode: Any) -> tuple[Any, ...]:
-        self._capture, self._captured, self._apart = [], {stream}, set()
+        self._capture, self._captured, self._apart = [], {int(stream)}, set()
         return (OK,)
 
     def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:
@@ -226,14 +231,14 @@ class FakeCuda:
         return OK, [0.0, None]
 
     def cuEventRecord(self, event: list[Any], stream: Any) -> tuple[Any, ...]:
-        event[:] = time.perf_counter(), stream
+        event[:] = time.perf_counter(), int(stream)
         return (OK,)
 
     def cuStreamWaitEvent(self, stream: Any, event: list[Any], flags: int) -> tuple[Any, ...]:
         if self._capture is not None and event[1] in self._captured:
-            if stream not in self._captured:
-                self._captured.add(stream)
-                self._apart.add(stream)
+            if int(stream) not in self._captured:
+                self._captured.add(int(stream))
+                self._apart.add(int(stream))
             self._apart.discard(event[1])
         return (OK,)
 
@@ -241,11 +246,12 @@ class FakeCuda:
         return OK, 1e3 * (end[0] - start[0])
 
     def _queue(self, stream: Any, step: Callable[[], Any]) -> tuple[Any, ...]:
-        assert stream[1] == self.current, f"a stream of {stream[1]} while {self.current} is current"
+        home = self._contexts[int(stream) - 1]
+        assert home == self.current, f"a stream of {home} while {self.current} is current"
         if self._capture is None:
             step()
         else:
-            assert stream in self._captured, (
+            assert int(stream) in self._captured, (
                 "a graph is captured, and this stream has no part in it"
             )
             self._capture.append(step)
