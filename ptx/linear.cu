@@ -244,7 +244,7 @@ struct Source {
     u32 w_at[W_STAGE / THREADS], x_at[ROWS * 8 / THREADS];
 
     UF_DEVICE Source(const Args& a, const Sizes& s, const Place& p) {
-        w = (const u8*)a.w + (i64)p.tile * s.blocks * 512 * PIECES, x = (const u8*)p.x;
+        w = (const u8*)a.w + (i64)p.tile * s.blocks * 512 * PIECES, x = (const u8*)(p.x + (i64)p.row * a.x_1);
 #pragma unroll
         for (int r = 0; r < W_STAGE / THREADS; r++) {
             int i = r * THREADS + threadIdx.x, tile = min(i / (64 * PIECES), p.tiles - 1 - p.tile);
