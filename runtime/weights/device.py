@@ -1,16 +1,15 @@
-"""Weights as a GPU holds them: the checkpoint's own bytes, one allocation each, experts stacked.
+"""Weights as a GPU holds them: one allocation each, experts one behind the other.
 
-Raw bytes travel from the mapped files; nothing is decoded on the host. Scales stand in an
-allocation of their own beside the codes.
+Raw bytes travel from the mapped files; nothing is decoded on the host. Codes may be laid out anew
+on the device (layout.py). Scales stand in an allocation of their own beside the codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from ultraflash.graphs.model import Model
@@ -18,12 +17,21 @@ from ultraflash.graphs.plan import Ref
 from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
+from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of
 from ultraflash.runtime.weights.load import computed_weights
 from ultraflash.runtime.weights.part import Part
 from ultraflash.runtime.weights.table import Row, weight_table
 
 Progress = Callable[[int, int], None]
-Place = Callable[[str, npt.NDArray[Any]], int]
+
+
+class Place(Protocol):
+    """Puts arrays of one shape one behind the other into one allocation, each in `layout`."""
+
+    def __call__(
+        self, name: str, parts: Sequence[npt.NDArray[Any]], layout: type[Relayout] | None = None
+    ) -> int:
+        """The device address."""
 
 
 class DeviceWeights:
@@ -55,7 +63,7 @@ def upload_weights(
     cache_dir: Path | None = None,
     part: Part = Part(),  # noqa: B008
 ) -> DeviceWeights:
-    """Verify the checkpoint and place one rank's part; `place(name, bytes)` gives an address.
+    """Verify the checkpoint and place one rank's part of every weight.
 
     Raises:
         WeightsError: when the checkpoint does not fit the model, holds NaN scales or cannot be
@@ -68,23 +76,26 @@ def upload_weights(
     held: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     done = 0
     for row in rows:
-        arrays = _stored(index, row, part) if row.sources else [computed[row.name]]
-        held[row.name] = part.shape(row), tuple(place(row.name, array) for array in arrays)
+        codes, scales = ([computed[row.name]], []) if not row.sources else _stored(index, row, part)
+        addresses = [place(row.name, codes, layout_of(row.name, row.format))]
+        if scales:
+            addresses.append(place(row.name, scales))
+        held[row.name] = part.shape(row), tuple(addresses)
         done += sum(index.tensors[s].nbytes for s in row.sources)
         if progress:
             progress(done, total)
     return DeviceWeights(held)
 
 
-def _stored(index: CheckpointIndex, row: Row, part: Part) -> list[npt.NDArray[Any]]:
-    """Codes and, for quantised formats, scales; experts one behind the other."""
-    quantised = row.format in ("fp8", "fp4", "rows8")
-    codes = [part.stored(index, row, s) for s in row.sources[:: 2 if quantised else 1]]
-    if not quantised:
-        return [codes[0]]
-    names = row.sources[1::2]
-    for name in names:  # the whole tensor, so that the index in the message is the one on disk
+def _stored(
+    index: CheckpointIndex, row: Row, part: Part
+) -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
+    """Codes and, for quantised formats, scales; of stacked weights one array an expert."""
+    if row.format not in SCALED:
+        return [part.stored(index, row, row.sources[0])], []
+    for name in row.sources[1::2]:  # the whole tensor: the index in the message is the one on disk
         check_scales(index.raw(name), name)
-    scales = [part.stored(index, row, s) for s in names]
-    stack = np.stack if row.format == "fp4" else lambda arrays: arrays[0]
-    return [stack(codes), stack(scales)]
+    codes, scales = (
+        [part.stored(index, row, s) for s in row.sources[first::2]] for first in (0, 1)
+    )
+    return codes, scales

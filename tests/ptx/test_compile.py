@@ -23,12 +23,14 @@ pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 
 # 64 registers let 1,024 threads live on an SM. Verification and drawing run one CTA a sequence:
 # nothing stands beside it whose place it could take.
-REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96}
+# A gate's and a mix's threads hold sums of eight rows, and their CTAs fill an SM with 512 and 800.
+REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "gate": 128, "hc_mix": 80}
 # Exchanges wait for other GPUs with few CTAs, whose loads should all be under way at once.
 REGISTERS_OF |= {"all_reduce": 112, "all_gather": 112}
 STATIC_SHARED = 48 << 10
 SHARED = 227 << 10  # of one CTA, static and dynamic, on all three architectures
 GRID_Y = 65_535
+CHUNKS = (16, 128, 1024, 4096)  # rows of prompts that graphs are captured for
 
 
 def served(model: Model) -> Iterator[Plan]:
@@ -36,7 +38,7 @@ def served(model: Model) -> Iterator[Plan]:
     whole = Build(model, Capacity(3, model.max_position), block=model.draft_block)
     split = Build(model, Capacity(3, model.max_position), world=2, block=model.draft_block)
     for mode in ("full", "ced20", "ced21"):
-        yield from Served(sequences=(1, 2), prefill=mode).plans(whole)
+        yield from Served(sequences=(1, 2), prefill=mode, chunks=CHUNKS).plans(whole)
     yield from Served(rows=(8,)).plans(split)
     yield from Served(rows=(1,)).plans(Build(model, Capacity(1, 64), block=0))
 
