@@ -195,7 +195,9 @@ def test_a_folder_of_parts_is_refused(
     )
     text = sentence(
         WeightsError,
-        lambda: upload_weights(part, Model.from_checkpoint(folder), lambda name, parts, layout=None: 0),
+        lambda: upload_weights(
+            part, Model.from_checkpoint(folder), lambda name, parts, layout=None: 0
+        ),
     )
     assert "is rank 0 of a checkpoint pre-sharded for 2 ranks: give the folder" in text
 
