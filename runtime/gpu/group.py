@@ -53,7 +53,7 @@ class GroupBackend:
         for rank, device in enumerate(devices):
             device.enter()
             part = Part(len(devices), rank)
-            with Uploader() as uploader:
+            with Uploader(device.arch, config.cache_dir) as uploader:
                 weights.append(
                     upload_weights(index, model, uploader.place, _of_all(progress, part),
                                    config.cache_dir, part)

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 
 # 64 registers let 1,024 threads live on an SM. Verification and drawing run one CTA a sequence:
 # nothing stands beside it whose place it could take.
-# A gate's and a mix's threads hold sums of eight rows, and their CTAs fill an SM with 512 and 800.
-REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "gate": 128, "hc_mix": 80}
+# The threads of a mix hold sums of eight rows; a CTA of 800 has an SM to itself.
+REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "hc_mix": 80}
 # Exchanges wait for other GPUs with few CTAs, whose loads should all be under way at once.
 REGISTERS_OF |= {"all_reduce": 112, "all_gather": 112}
 STATIC_SHARED = 48 << 10

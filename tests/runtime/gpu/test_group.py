@@ -195,7 +195,9 @@ def test_a_folder_of_parts_is_refused(
     )
     text = sentence(
         WeightsError,
-        lambda: upload_weights(part, Model.from_checkpoint(folder), lambda name, array: 0),
+        lambda: upload_weights(
+            part, Model.from_checkpoint(folder), lambda name, parts, layout=None: 0
+        ),
     )
     assert "is rank 0 of a checkpoint pre-sharded for 2 ranks: give the folder" in text
 
@@ -297,7 +299,7 @@ def test_scratch_is_each_rank_s_own(group: GroupBackend, rng: np.random.Generato
 def alone(cuda: FakeCuda, kernel_cache: Path) -> CudaBackend:
     model, index = Model.from_checkpoint(TINY), CheckpointIndex.open(TINY)
     device, share = Device.open(), Share(2, 1)
-    with Uploader() as uploader:
+    with Uploader(device.arch, kernel_cache) as uploader:
         weights = upload_weights(index, model, uploader.place, None, kernel_cache, share)
     cuda.launches.clear()
     return CudaBackend.emulated(device, weights, kernel_cache, world=2, rank=1, hop_us=1.5)
