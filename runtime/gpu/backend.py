@@ -33,7 +33,7 @@ from ultraflash.runtime.gpu.driver import (
 )
 from ultraflash.runtime.gpu.exchange import Exchange
 from ultraflash.runtime.gpu.nvrtc import Unit, compile_units, version
-from ultraflash.runtime.gpu.runner import STORED, CudaRunner
+from ultraflash.runtime.gpu.runner import STORED, CopyWords, CudaRunner
 from ultraflash.runtime.gpu.uploader import Uploader
 from ultraflash.runtime.weights.device import DeviceWeights, Progress, upload_weights
 from ultraflash.runtime.weights.index import CheckpointIndex
@@ -132,11 +132,12 @@ class CudaBackend:
                 f"plan {plan.name} is for world {plan.world}, this backend has {self.world} ranks"
             )
         units = {node: Unit.of(node.op) for node in plan.nodes}
-        wanted = [u for u in units.values() if u not in self._functions]
+        copy = Unit.of(CopyWords.of(0))
+        wanted = [u for u in (*units.values(), copy) if u not in self._functions]
         for unit, kernel in compile_units(wanted, self.device.arch, self._cache_dir).items():
             self._functions[unit] = Function(kernel.cubin, unit.entry)
         functions = {node: self._functions[unit] for node, unit in units.items()}
-        return CudaRunner(self, plan, functions, shared)
+        return CudaRunner(self, plan, functions, self._functions[copy], shared)
 
     def clear_slot(self, slot: int) -> None:
         """Zero every state buffer of a slot."""

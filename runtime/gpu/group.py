@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ultraflash.graphs.io import RARE
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Life, Plan
 from ultraflash.runtime.backend import Array
@@ -172,30 +173,27 @@ class GroupRunner:
 
     def run(self, span: slice | None = None) -> None:
         """Replay the whole plan, or launch the nodes of `span` one by one; returns when done."""
-        first = self._runners[0]
-        if span is None and not self._backend.ranks[0].eager:
+        if span is None:
             self.launch()
-            self._backend.stream.wait()
-            return
-        self._each(CudaRunner.copy_in)
-        for number in range(len(self.plan.nodes))[span or slice(None)]:
-            # All ranks before anybody waits: a collective ends when all have begun it.
-            self._each(lambda runner, number=number: runner.queue(number))  # type: ignore[misc]
-            if self._backend.ranks[0].check:
-                self._backend.wait()
-                self._each(lambda runner, number=number: runner.examine(number))  # type: ignore[misc]
-        self._backend.wait()
-        first.copy_out()
-        self._backend.stream.wait()
+        else:
+            self._step(span)
+        self.wait()
 
     def launch(self) -> None:
         """Queue the whole plan on rank 0's stream; the first time captures it.
 
         A launch ends when all ranks have ended, and the next one begins after that.
         """
+        if self._backend.ranks[0].eager:
+            self._step(slice(None))
+            return
         if self._graph is None:
             self._graph = self._capture()
         self._graph.launch()
+
+    def wait(self) -> None:
+        """Wait for what was queued last."""
+        self._backend.stream.wait()
 
     @property
     def nodes(self) -> int:
@@ -222,16 +220,27 @@ class GroupRunner:
         return self._backend.each(lambda _: self._runners[rank].download(ref), one)[0]
 
     def write(self, name: str, value: Array) -> None:
-        """Put `value` into an io buffer, or into a scratch buffer of every rank.
+        """Put `value` into an io buffer, whose host side the ranks share, or into a scratch buffer.
 
         Raises:
             DeviceError: when the plan has no such buffer, or the shape differs.
         """
         ref = self.plan.buffers.get(name)
-        if ref is not None and ref.life is Life.SCRATCH:
+        if ref is None or ref.life is Life.SCRATCH or name in RARE:
             self._each(lambda runner: runner.write(name, value))
         else:
             self._runners[0].write(name, value)
+
+    def _step(self, span: slice) -> None:
+        self._each(CudaRunner.copy_in)
+        for number in range(len(self.plan.nodes))[span]:
+            # All ranks before anybody waits: a collective ends when all have begun it.
+            self._each(lambda runner, number=number: runner.queue(number))  # type: ignore[misc]
+            if self._backend.ranks[0].check:
+                self._backend.wait()
+                self._each(lambda runner, number=number: runner.examine(number))  # type: ignore[misc]
+        self._backend.wait()
+        self._runners[0].copy_out()
 
     def _each(self, act: Callable[[CudaRunner], None]) -> None:
         self._backend.each(lambda rank: act(self._of[id(rank)]))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ultraflash.graphs.io import RARE, RESULTS
 from ultraflash.graphs.numerics import bf16_bits, bf16_from_bits
-from ultraflash.graphs.plan import Life, Node, Plan, Ref
+from ultraflash.graphs.plan import Geometry, Life, Node, Op, Plan, Ref
 from ultraflash.runtime.backend import Array
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.gpu import args
@@ -19,6 +21,7 @@ from ultraflash.runtime.gpu.driver import (
     Pinned,
     allocate,
     download,
+    release,
     upload,
 )
 from ultraflash.runtime.gpu.exchange import pieces
@@ -36,23 +39,53 @@ STORED: dict[str, type[np.generic]] = {
     "u8": np.uint8,
 }
 _STATIC_SHARED = 48 << 10
+_IO_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class CopyWords(Op):
+    """y = x, one of them in pinned host memory. [n] u64, n even."""
+
+    x: Ref
+    y: Ref
+
+    @classmethod
+    def stem(cls) -> str:
+        """It stands in no plan: a step's io is the runner's affair."""
+        return "host/copy_words"
+
+    @classmethod
+    def of(cls, size: int) -> CopyWords:
+        """A copy of `size` bytes, a multiple of 16."""
+        words = (size // 8,)
+        return cls(Ref("x", words, "u64", Life.IO), Ref("y", words, "u64", Life.IO))
+
+    def geometry(self) -> Geometry:
+        """One CTA: a step's io is a few kilobytes."""
+        return Geometry(1)
 
 
 class CudaRunner:
-    """One plan on the GPU: implements `Runner`."""
+    """One plan on the GPU: implements `Runner`.
+
+    Io lies in pinned memory and on the device alike, in three stretches: what the host writes,
+    which every step brings in; the record, which every step brings out; and what is rarely written,
+    which goes over when it is. `read` gives the host's side: of ids what the host wrote.
+    """
 
     def __init__(
-        self, backend: CudaBackend, plan: Plan, functions: dict[Node, Function],
+        self, backend: CudaBackend, plan: Plan, functions: dict[Node, Function], copy: Function,
         shared: Pinned | None = None,
     ) -> None:  # fmt: skip
         """Place buffers, pack arguments; the graph is captured at the first whole run.
 
-        `shared`: another rank's host side of the io buffers, in the place of one of its own.
+        `copy`: the kernel of `CopyWords`. `shared`: another rank's host side of the io buffers, in
+        the place of one of its own.
         """
-        self.plan, self._backend = plan, backend
+        self.plan, self._backend, self._copy = plan, backend, copy
         self.arena = Arena.of(plan, keep_all=backend.keep_scratch)
-        base = allocate(self.arena.size, f"scratch of {plan.name}")
-        self._scratch = {p.name: base + p.offset for p in self.arena.places}
+        self._base = allocate(self.arena.size, f"scratch of {plan.name}")
+        self._scratch = {p.name: self._base + p.offset for p in self.arena.places}
         self._place_io(plan, shared)
         arch = backend.device.arch
         self._launches = []
@@ -68,22 +101,24 @@ class CudaRunner:
 
     def run(self, span: slice | None = None) -> None:
         """Replay the whole plan, or launch the nodes of `span` one by one; returns when done."""
-        if span is None and not self._backend.eager:
+        if span is None:
             self.launch()
         else:
-            self.copy_in()
-            for number in range(len(self._launches))[span or slice(None)]:
-                self.queue(number)
-                if self._backend.check:
-                    self.examine(number)
-            self.copy_out()
-        self._backend.stream.wait()
+            self._step(span)
+        self.wait()
 
     def launch(self) -> None:
         """Queue the whole plan on the backend's stream; the first time captures it."""
+        if self._backend.eager:
+            self._step(slice(None))
+            return
         if self._graph is None:
             self._graph = self._capture()
         self._graph.launch()
+
+    def wait(self) -> None:
+        """Wait for what was queued last, without holding the interpreter lock."""
+        self._backend.stream.wait()
 
     @property
     def nodes(self) -> int:
@@ -92,8 +127,16 @@ class CudaRunner:
 
     @property
     def io_bytes(self) -> int:
-        """What is copied to the device before a step, and back after it."""
-        return self._io_size
+        """What a step copies to the device and back."""
+        return self._host_bytes + self._record_bytes
+
+    def close(self) -> None:
+        """Give scratch, io and graph back; the runner is of no use afterwards."""
+        if self._graph:
+            self._graph.close()
+        release(self._base)
+        release(self._io_base)
+        self.pinned.close()
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents, in the host's form.
@@ -121,6 +164,8 @@ class CudaRunner:
             raise DeviceError(f"buffer {ref} cannot take an array of shape {value.shape}")
         if name in self._io:
             self._io[name][...] = value
+            if name in RARE:
+                upload(self._io_at[name], self._io[name])
             return
         host = np.ascontiguousarray(value, np.float32) if ref.dtype == "bf16" else value
         upload(self._addresses(ref)[0], bf16_bits(host) if ref.dtype == "bf16" else host)
@@ -135,17 +180,22 @@ class CudaRunner:
         upload(self._addresses(ref)[0], np.full(ref.nbytes, 0xFF, np.uint8))
 
     def _place_io(self, plan: Plan, shared: Pinned | None) -> None:
-        offset, offsets = 0, {}
-        for ref in plan.of_life(Life.IO):
-            offsets[ref.name] = offset
-            offset += -(-ref.nbytes // 64) * 64
-        self._io_size = offset
-        self.pinned, self._io_base = shared or Pinned(offset), allocate(offset, "io")
-        self._io = {
-            ref.name: self.pinned.view(offsets[ref.name], ref.shape, STORED[ref.dtype])
-            for ref in plan.of_life(Life.IO)
-        }
-        self._io_at = {name: self._io_base + at for name, at in offsets.items()}
+        refs = plan.of_life(Life.IO)
+        record = [ref for ref in refs if ref.name in RESULTS]
+        rare = [ref for ref in refs if ref.name in RARE]
+        host = [ref for ref in refs if ref not in record and ref not in rare]
+        sizes = {r.name: -(-r.nbytes // _IO_ALIGNMENT) * _IO_ALIGNMENT for r in refs}
+        self._host_bytes = sum(sizes[ref.name] for ref in host)
+        self._record_bytes = sum(sizes[ref.name] for ref in record)
+        whole = sum(sizes.values())
+        self.pinned, self._io_base = shared or Pinned(whole), allocate(whole, "io")
+        self._io: dict[str, Array] = {}
+        self._io_at: dict[str, Address] = {}
+        offset = 0
+        for ref in host + record + rare:
+            self._io[ref.name] = self.pinned.view(offset, ref.shape, STORED[ref.dtype])
+            self._io_at[ref.name] = self._io_base + offset
+            offset += sizes[ref.name]
 
     def _addresses(self, ref: Ref) -> tuple[Address, ...]:
         if ref.life is Life.WEIGHT:
@@ -156,7 +206,7 @@ class CudaRunner:
 
     def copy_in(self) -> None:
         """Queue what the host wrote."""
-        self._backend.stream.copy_in(self._io_base, self.pinned.address, self._io_size)
+        self._copy_words(self.pinned.address, self._io_base, self._host_bytes)
 
     def queue(self, number: int) -> None:
         """Queue a node."""
@@ -165,7 +215,8 @@ class CudaRunner:
 
     def copy_out(self) -> None:
         """Queue what the host reads."""
-        self._backend.stream.copy_out(self.pinned.address, self._io_base, self._io_size)
+        at = self._host_bytes
+        self._copy_words(self._io_base + at, self.pinned.address + at, self._record_bytes)
 
     def examine(self, number: int) -> None:
         """Wait, and refuse NaN in what a node wrote.
@@ -186,6 +237,21 @@ class CudaRunner:
         stored = np.empty(ref.shape, STORED[ref.dtype])
         download(self._addresses(ref)[0], stored)
         return bf16_from_bits(stored) if ref.dtype == "bf16" else stored
+
+    def _step(self, span: slice) -> None:
+        self.copy_in()
+        for number in range(len(self._launches))[span]:
+            self.queue(number)
+            if self._backend.check:
+                self.examine(number)
+        self.copy_out()
+
+    def _copy_words(self, source: Address, to: Address, size: int) -> None:
+        if size:
+            op = CopyWords.of(size)
+            launch = op.launch(self._backend.device.arch)
+            packed = args.pack(op, {op.x: (source,), op.y: (to,)}.__getitem__)
+            self._backend.stream.launch(self._copy, launch.grid, launch.block, 0, packed)
 
     def _capture(self) -> Graph:
         graph = Graph(self._backend.stream)

@@ -126,13 +126,14 @@ class DeviceRig:
         return found
 
     def live(self, slot: int, length: int, drawn: bool = False) -> State:
-        """Every byte of state that a sequence of `length` tokens in `slot` depends on.
+        """Every byte of state that a sequence of `length` tokens in `slot` depends on, whatever its
+        last step was.
 
         `drawn`: with what its drafts were drawn from.
         """
         state: State = {}
         for ref in self.runner("decode", 1).plan.of_life(Life.STATE):
-            if ref.name == "draft.q" and not drawn:
+            if ref.name.startswith("next.") or (ref.name == "draft.q" and not drawn):
                 continue
             rows = self.backend.read_state(ref.name, slot, 0, ref.shape[1])
             state[ref.name] = rows[self._live_rows(ref.name, length, ref.shape[1])].tobytes()

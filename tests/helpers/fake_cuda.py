@@ -242,6 +242,11 @@ class FakeCuda:
             self._apart.discard(event[1])
         return (OK,)
 
+    def cuEventRecordWithFlags(self, event: list[Any], stream: Any, flag: Any) -> tuple[Any, ...]:
+        assert flag == real.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
+        assert self._capture is not None, "such an event belongs into a graph"
+        return self._queue(stream, lambda: self.cuEventRecord(event, stream))
+
     def cuEventElapsedTime(self, start: list[Any], end: list[Any]) -> tuple[Any, ...]:
         return OK, 1e3 * (end[0] - start[0])
 

@@ -140,14 +140,15 @@ def test_a_step_from_io_to_io(cuda: FakeCuda, opened: Callable[..., Backend]) ->
     for run in (1, 2):
         runner.run()
         assert cuda.graph_launches == run
+        steps = [f"uf_{node.op.stem()}" for node in plan.nodes]
         assert [launch[0] for launch in cuda.launches] == [
-            f"uf_{node.op.stem()}" for node in plan.nodes
-        ] * run
-    assert runner.nodes == len(plan.nodes) + 2  # and a copy in, a copy out
+            "uf_copy_words", *steps, "uf_copy_words"
+        ] * run  # fmt: skip
+    assert runner.nodes == len(plan.nodes) + 2
     np.testing.assert_array_equal(runner.read("io.ids"), [7, 8, 9])
     runner.run(slice(0, 4))
     assert cuda.graph_launches == 2
-    assert len(cuda.launches) == 2 * len(plan.nodes) + 4
+    assert len(cuda.launches) == 2 * (len(plan.nodes) + 2) + 4 + 2
 
 
 @needs_compiler
@@ -164,6 +165,8 @@ def test_state_and_scratch_are_read_as_they_were_written(
             runner.write(ref.name, value)
             np.testing.assert_array_equal(runner.read(ref.name), value)
     for ref in plan.of_life(Life.STATE):
+        if ref.name.startswith("next."):
+            continue  # fewer rows than are written here
         assert not backend.read_state(ref.name, 1, 0, ref.shape[1]).any(), "state begins as zeros"
         rows = rng.integers(0, 100, (3, *ref.shape[2:]))
         backend.write_state(ref.name, 1, 4, rows)
