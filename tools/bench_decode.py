@@ -25,6 +25,8 @@ from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.errors import GraphError
 from ultraflash.graphs.plan import Plan
 from ultraflash.runtime.errors import ConfigError, EngineError
+from ultraflash.runtime.request import Generation, Sampling
+from ultraflash.runtime.session import Session
 from ultraflash.runtime.step_io import Draw, Part, write_step
 from ultraflash.tools import gpu_arguments
 from ultraflash.tools.op_shares import by_op, node_us, share_lines
@@ -44,16 +46,18 @@ if TYPE_CHECKING:
 
 _READ = ("io.accepted", "io.token", "io.drafts", "io.confidence")
 _SPAN = 1024  # positions that the steps of one measurement move over
+_ID, _ENDLESS = 7, 1 << 30  # tokens in front of a session's steps, and room behind them
 _GATE_STEPS = 4  # steps whose experts are counted
 _COLUMNS = (
-    "context", "rows", "nodes", "step ms", "p99", "gpu ms", "p99", "gap us", "p99", "distinct",
-    "GB", "TB/s", "% read",
+    "context", "rows", "nodes", "step ms", "p99", "gpu ms", "p99", "gap us", "p99",
+    "host us", "p99", "distinct", "GB", "TB/s", "% read",
 )  # fmt: skip
 _EXAMPLES = """\
 columns:
   step      milliseconds from one launch to the next, everything included: median and p99
   gpu       the graph alone, between two events
-  gap       step minus gpu, microseconds: how long the GPU waits for the host
+  gap       step minus gpu, microseconds: how long the GPU waits if the host writes all of io
+  host      microseconds between two graphs of a session that goes on (Plans.decode)
   distinct  different experts a layer, of those that independent choices would give
   GB        weights, state and looked up rows that the step has to read
   % read    GB / step against a kernel that does nothing but read
@@ -95,6 +99,8 @@ class Row:
     gpu_p99_ms: float
     gap_p50_us: float
     gap_p99_us: float
+    host_p50_us: float
+    host_p99_us: float
     read_gb: float
     tb_per_s: float
     read_tb_per_s: float  # of a kernel that only reads
@@ -132,7 +138,8 @@ def _run(options: argparse.Namespace) -> None:
         _print(
             row.context, row.rows, row.nodes, f"{row.step_p50_ms:.3f}", f"{row.step_p99_ms:.3f}",
             f"{row.gpu_p50_ms:.3f}", f"{row.gpu_p99_ms:.3f}", f"{row.gap_p50_us:.0f}",
-            f"{row.gap_p99_us:.0f}", f"{row.distinct:.2f}/{row.distinct_expected:.2f}",
+            f"{row.gap_p99_us:.0f}", f"{row.host_p50_us:.1f}", f"{row.host_p99_us:.1f}",
+            f"{row.distinct:.2f}/{row.distinct_expected:.2f}",
             f"{row.read_gb:.3f}", f"{row.tb_per_s:.3f}", f"{100 * row.fraction:.1f}",
         )  # fmt: skip
     plans = [shard.decode_runner(n).plan for n in options.rows]
@@ -171,6 +178,7 @@ def _measured(shard: Shard, options: argparse.Namespace, read: float) -> Iterato
             _loop(runner, shard.backend, warm, options.seconds)
             loop = _loop(runner, shard.backend, timed, options.seconds)
             gpu = _gpu_ms(runner, shard.backend, timed[: len(loop) + 1])
+            host = _host_us(shard, rows, context, options)
             gap = [1e3 * (step - float(np.median(gpu))) for step in loop]
             needed = bytes_to_read(_plan_of(shard, rows, context), distinct)
             speed = needed / _percentile(loop, 50) / 1e9
@@ -199,6 +207,8 @@ def _measured(shard: Shard, options: argparse.Namespace, read: float) -> Iterato
                 gpu_p99_ms=_percentile(gpu, 99),
                 gap_p50_us=_percentile(gap, 50),
                 gap_p99_us=_percentile(gap, 99),
+                host_p50_us=_percentile(host, 50),
+                host_p99_us=_percentile(host, 99),
                 read_gb=round(needed / 1e9, 6),
                 tb_per_s=round(speed, 4),
                 read_tb_per_s=round(read, 4),
@@ -246,6 +256,28 @@ def _loop(
             if name in runner.plan.buffers:
                 runner.read(name).tolist()
     return [1e3 * (after - before) for before, after in pairwise(launched)]
+
+
+def _host_us(shard: Shard, rows: int, context: int, options: argparse.Namespace) -> list[float]:
+    """What the host needs between two graphs when a session of the engine goes on: from the end of
+    one, as the host sees it, until the next is launched. Its tokens are its own: no routing.
+    """
+    steps = min(options.steps, max(_SPAN // rows, 1), (context - 1) // rows - 1)
+    ids = (_ID,) * (context - (steps + 1) * rows)
+    how = Sampling(options.temperature, 0.95 if options.temperature else 1.0, seed=1)
+    request = Generation(ids, _ENDLESS, how, ignore_eos=True)
+    session = Session.start("bench", request, SLOT, shard.model.eos, _ENDLESS)
+    session.done, session.drafts = len(ids) - 1, (_ID,) * shard.build.block
+    stream, times = shard.backend.stream, []
+    for _ in range(steps):
+        results = shard.plans.decode(
+            [session.verify(rows - 1)], lambda results: session.goes_on(*results)
+        )
+        times.append(1e-3 * (stream.launched_ns - stream.ended_ns))
+        session.advance(results[0])
+        session.take(results[0])
+    shard.plans.settle()
+    return [us for us in times if us > 0]  # below 0: no next step was launched
 
 
 def _gpu_ms(runner: CudaRunner, backend: CudaBackend, steps: Sequence[Part]) -> list[float]:

@@ -8,12 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ultraflash.graphs.capacity import MAX_ROWS
 from ultraflash.graphs.numerics import F32, F64
-from ultraflash.graphs.plan import Geometry, Op, Ref
+from ultraflash.graphs.plan import Op, Ref
 from ultraflash.graphs.rows import I32
-
-_CTAS, _MANY = 8, 8  # of a cluster; rows of one where there are many
 
 
 def route(
@@ -64,12 +61,6 @@ class Gate(Op):
         """Logits summed in float64, rounded to float32 once; the rest in float32."""
         logits = (x.astype(np.float64) @ w.T).astype(np.float32)
         return route(logits, bias, bias_image, is_image, k, scale)
-
-    def geometry(self) -> Geometry:
-        """A cluster of 8 CTAs for each row of a step, for each 8 rows of a prompt."""
-        rows = self.x.shape[0]
-        groups = rows if rows <= MAX_ROWS else -(-rows // _MANY)
-        return Geometry(_CTAS * groups, threads=512)
 
     def flops(self) -> int:
         """The projection."""

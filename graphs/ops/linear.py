@@ -84,7 +84,8 @@ class Linear(Op):
         wide = self.groups * _cover(size // self.groups, 128), _cover(self.x.shape[0], 128)
         if self.x.shape[0] > 16 and prod(wide) >= _WIDE_CTAS:
             stage = 16 * (8 * 2 * _PIECES[self.w.dtype] * 32 + 128 * 8)
-            return _Spread(False, *wide, 256, 1, 1, 1, 4, 4 * stage)
+            converted = 2 * 16 * 8 * 2 * 64 if self.w.dtype == "fp8" else 0
+            return _Spread(False, *wide, 256, 1, 1, 1, 4, 4 * stage + converted)
         return _few(self.x.shape[0], self.w, self.groups)
 
     def flops(self) -> int:

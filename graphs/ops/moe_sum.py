@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ultraflash.graphs.numerics import F32, to_bf16
-from ultraflash.graphs.plan import Geometry, Op, Ref
+from ultraflash.graphs.plan import Op, Ref
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,3 @@ class MoeSum(Op):
             total = total + routed[:, i]
         total = total + shared
         return to_bf16(total) if rounded else total
-
-    def geometry(self) -> Geometry:
-        """Rows, and a thread for every two elements of one."""
-        return Geometry(self.y.shape[0], -(-self.y.shape[-1] // 512))

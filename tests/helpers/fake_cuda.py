@@ -51,7 +51,7 @@ class FakeCuda:
     _capture: list[Callable[[], None]] | None = None
     _captured: set[Any] = field(default_factory=set, repr=False)  # streams that are captured
     _apart: set[Any] = field(default_factory=set, repr=False)  # of these, that have not joined
-    _streams: dict[int, str] = field(default_factory=dict, repr=False)  # handle -> context
+    _contexts: list[str] = field(default_factory=list, repr=False)  # of streams 1, 2, ...
 
     def __getattr__(self, name: str) -> Any:
         """Enumerations of the real bindings; calls are those below."""
@@ -178,8 +178,8 @@ class FakeCuda:
         return (OK,)
 
     def cuStreamCreate(self, flag: Any) -> tuple[Any, ...]:
-        self._streams[len(self._streams) + 1] = self.current
-        return OK, real.CUstream(len(self._streams))
+        self._contexts.append(self.current)
+        return OK, real.CUstream(len(self._contexts))
 
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
         assert self._capture is None, "waiting is not allowed while a graph is captured"
@@ -251,7 +251,7 @@ class FakeCuda:
         return OK, 1e3 * (end[0] - start[0])
 
     def _queue(self, stream: Any, step: Callable[[], Any]) -> tuple[Any, ...]:
-        home = self._streams[int(stream)]
+        home = self._contexts[int(stream) - 1]
         assert home == self.current, f"a stream of {home} while {self.current} is current"
         if self._capture is None:
             step()

@@ -90,7 +90,7 @@ def test_matrices_have_the_measured_spread(name: str, gain: float) -> None:
 def test_layers_differ() -> None:
     refs = {r.name: r for r in plan().of_life(Life.WEIGHT)}
     one, other = (sampled(refs[f"layers.{n}.attn.wq_a"]) for n in (3, 4))
-    assert abs(np.corrcoef(one.reshape(-1), other.reshape(-1))[0, 1]) < 0.02
+    assert abs(np.mean(one * other)) < 0.02 * one.std() * other.std()
 
 
 def test_a_weight_without_statistics_is_named() -> None:
@@ -139,7 +139,7 @@ def test_kindred_tokens_share_a_direction() -> None:
     rows = (kindred_rows(5120).astype(np.uint32) << 16).view(np.float32)
     assert rows.shape == (len(KINDRED), 5120)
     assert rows.std() == pytest.approx(EMBEDDING_RMS, rel=0.02)
-    alike = np.corrcoef(rows)[np.triu_indices(len(rows), 1)]
+    alike = np.atleast_2d(np.corrcoef(rows))[np.triu_indices(len(rows), 1)]
     assert alike.mean() == pytest.approx(KINSHIP, abs=0.03)
 
 

@@ -25,13 +25,13 @@ def table(path: Path, rows: list[dict[str, object]]) -> None:
 def speed(tmp_path: Path) -> Path:
     """Two worlds, eight widths, two contexts; one measurement was taken again."""
     common = {"model": "released model", "routing": "random", "read_tb_per_s": 4.5}
-    decode = [
+    decode: list[dict[str, object]] = [
         {"world": world, "rows": rows, "context": context, "read_gb": 9.0, **common,
          "step_p50_ms": 3.0 + rows}
         for world in (4, 8) for rows in range(1, 9) for context in (8192, 1 << 20)
     ]  # fmt: skip
     decode.append({**decode[0], "step_p50_ms": 99.0})
-    prefill = [
+    prefill: list[dict[str, object]] = [
         {"model": "released model", "world": 8, "chunk": chunk, "context": 8192,
          "prefill": "full", "plan": "part", "tokens_per_s": 10.0 * chunk}
         for chunk in (16, 4096)
