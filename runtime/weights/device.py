@@ -17,7 +17,7 @@ from ultraflash.graphs.plan import Ref
 from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
-from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of
+from ultraflash.runtime.weights.layout import SCALED, Relayout, check_range, layout_of
 from ultraflash.runtime.weights.load import computed_weights
 from ultraflash.runtime.weights.table import Row, weight_table
 
@@ -64,7 +64,7 @@ def upload_weights(
     """Verify the checkpoint and place every weight.
 
     Raises:
-        WeightsError: when the checkpoint does not fit the model or holds NaN scales.
+        WeightsError: when the checkpoint does not fit the model or holds scales out of range.
     """
     index.verify(model)
     rows = list(weight_table(model).values())
@@ -93,4 +93,6 @@ def _stored(
     scales = [index.raw(s) for s in row.sources[1::2]]
     for name, array in zip(row.sources[1::2], scales, strict=True):
         check_scales(array, name)
+        if row.format == "fp8":
+            check_range(array, name)
     return [index.raw(s) for s in row.sources[::2]], scales
