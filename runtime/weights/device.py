@@ -17,7 +17,7 @@ from ultraflash.graphs.plan import Ref
 from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
-from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of
+from ultraflash.runtime.weights.layout import SCALED, Relayout, check_range, layout_of
 from ultraflash.runtime.weights.load import computed_weights
 from ultraflash.runtime.weights.part import Part
 from ultraflash.runtime.weights.table import Row, weight_table
@@ -66,8 +66,8 @@ def upload_weights(
     """Verify the checkpoint and place one rank's part of every weight.
 
     Raises:
-        WeightsError: when the checkpoint does not fit the model, holds NaN scales or cannot be
-            split.
+        WeightsError: when the checkpoint does not fit the model, holds scales out of range or cannot
+            be split.
     """
     index.verify(model)
     rows = list(weight_table(model).values())
@@ -94,8 +94,11 @@ def _stored(
     if row.format not in SCALED:
         return [part.stored(index, row, row.sources[0])], []
     for name in row.sources[1::2]:  # the whole tensor: the index in the message is the one on disk
-        check_scales(index.raw(name), name)
-    codes, scales = (
+        scales = index.raw(name)
+        check_scales(scales, name)
+        if row.format == "fp8":
+            check_range(scales, name)
+    codes, scales_of = (
         [part.stored(index, row, s) for s in row.sources[first::2]] for first in (0, 1)
     )
-    return codes, scales
+    return codes, scales_of
