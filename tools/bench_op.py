@@ -1,4 +1,4 @@
-"""Time one operation's kernel at the shapes that a model's decode steps give it, on one GPU.
+"""Time one operation's kernel at the shapes that a model's plans give it, on one GPU.
 
 Only that operation's buffers are allocated and filled with plausible random codes, so that single
 operations of the full-size model fit, whole or as one of several ranks. A time is that of one
@@ -15,8 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ultraflash.graphs.capacity import MAX_ROWS
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.errors import GraphError
+from ultraflash.graphs.plan import Plan
+from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.backends import cuda_backend
 from ultraflash.runtime.config import prepare_cache_dir
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from ultraflash.tools.op_timer import OpTimer
 
 _CONTEXT = 65_536
+_MOST_ROWS = 16_384
 _EXAMPLES = f"""\
 OP is the name of a file in graphs/ops/, or all. A decode step has it at several shapes: a line for
 each, with the first node that has it and how many more do (nodes).
@@ -39,6 +43,8 @@ examples, each after python -m ultraflash.tools.bench_op:
   linear --release --rows 1..8         every matrix product of the full-size model
   experts_up --release --world 8 --rows 1,7
                                        what one of 8 GPUs does of it
+  experts_down --release --world 4 --rows 128,1024,4096
+                                       in chunks of a prompt
   attention --release --context {_CONTEXT}   with a conversation of that many tokens
   all --release --rows 7 --csv         every kernel; rows are appended to tools/speed/<gpu>.csv
 
@@ -93,7 +99,7 @@ def _run(options: argparse.Namespace) -> None:
         build = replace(build, capacity=capacity)
     build = replace(build, capacity=replace(build.capacity, slots=1))
     # Whatever is wrong with the request is said before a GPU is looked for.
-    wanted = {rows: cases(build_decode(build, rows, 1), options.op) for rows in options.rows}
+    wanted = {rows: cases(_plan(build, rows), options.op) for rows in options.rows}
     cuda_backend()
     from ultraflash.runtime.gpu.driver import Device
     from ultraflash.tools.op_timer import OpTimer
@@ -109,6 +115,13 @@ def _run(options: argparse.Namespace) -> None:
         for row in rows:
             append(path, row)
         print(f"{len(rows)} rows appended to {path}")
+
+
+def _plan(build: Build, rows: int) -> Plan:
+    """A decode step, or as many rows of a prompt."""
+    if rows <= MAX_ROWS:
+        return build_decode(build, rows, 1)
+    return build_prefill(build, rows, ends=False)
 
 
 def _measured(
@@ -203,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("op", metavar="OP", help="an operation, or all")
     gpu_arguments.add_checkpoint(parser, release=True)
-    gpu_arguments.add_rows(parser, "1,4,8")
+    gpu_arguments.add_rows(parser, "1,4,8", _MOST_ROWS, f"; above {MAX_ROWS} a chunk of a prompt")
     parser.add_argument(
         "--world", type=int, default=1, metavar="W", help="shapes of one of W ranks (default: 1)"
     )

@@ -38,18 +38,23 @@ def add_checkpoint(parser: argparse.ArgumentParser, *, release: bool) -> None:
     )
 
 
-def add_rows(parser: argparse.ArgumentParser, default: str) -> None:
-    """`--rows`."""
+def add_rows(
+    parser: argparse.ArgumentParser, default: str, most: int = MAX_ROWS, wider: str = ""
+) -> None:
+    """`--rows`; `wider` says what more rows than those of a decode step are, where `most` allows
+    them.
+    """
     parser.add_argument(
         "--rows",
-        type=counts,
+        type=lambda text: counts(text, most),
         default=counts(default),
         metavar="N..M",
-        help=f"tokens that a decode step verifies: 4, or 1,2,4, or 1..8 (default: {default})",
+        help=f"tokens that a decode step verifies: 4, or 1,2,4, or 1..8{wider} "
+        f"(default: {default})",
     )
 
 
-def counts(text: str) -> tuple[int, ...]:
+def counts(text: str, most: int = MAX_ROWS) -> tuple[int, ...]:
     """The numbers of "4", "1,2,4" or "1..8".
 
     Raises:
@@ -61,8 +66,8 @@ def counts(text: str) -> tuple[int, ...]:
         if not first.isdecimal() or (dots and not last.isdecimal()):
             raise argparse.ArgumentTypeError(f"{text!r} is not like 4, or 1,2,4, or 1..8")
         found += range(int(first), int(last if dots else first) + 1)
-    if not found or min(found) < 1 or max(found) > MAX_ROWS:
-        raise argparse.ArgumentTypeError(f"{text!r} must lie between 1 and {MAX_ROWS}")
+    if not found or min(found) < 1 or max(found) > most:
+        raise argparse.ArgumentTypeError(f"{text!r} must lie between 1 and {most}")
     return tuple(dict.fromkeys(found))
 
 

@@ -17,7 +17,7 @@ from ultraflash.graphs.plan import Ref
 from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
-from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of
+from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of, scales_layout_of
 from ultraflash.runtime.weights.load import computed_weights
 from ultraflash.runtime.weights.table import Row, weight_table
 
@@ -76,7 +76,7 @@ def upload_weights(
         codes, scales = ([computed[row.name]], []) if not row.sources else _stored(index, row)
         addresses = [place(row.name, codes, layout_of(row.name, row.format))]
         if scales:
-            addresses.append(place(row.name, scales))
+            addresses.append(place(row.name, scales, scales_layout_of(row.format)))
         held[row.name] = row.shape, tuple(addresses)
         done += sum(index.tensors[s].nbytes for s in row.sources)
         if progress:
