@@ -27,13 +27,13 @@ def moe(s: Scope, label: str, weights: str, x: Ref, experts: int, active: int) -
         s.out(f"{label}.expert_ids", (active,), "i32"),
         s.out(f"{label}.expert_w", (active,), "f32"),
     )
-    gate_w = s.b.weight(f"{weights}.gate", (experts, m.hidden), "bf16")
+    logits = s.linear(f"{label}.gate_logits", x, f"{weights}.gate", experts, "bf16", "f32")
     bias, bias_image = (
         s.b.weight(f"{weights}.gate.{n}", (experts,), "f32") for n in ("bias", "bias_vl")
     )
     s.b.add(
         f"{label}.gate",
-        Gate(x, gate_w, bias, bias_image, s.io.is_image, ids, weight, active, m.route_scale),
+        Gate(logits, bias, bias_image, s.io.is_image, ids, weight, active, m.route_scale),
     )
     x_q8 = s.quant8(f"{label}_in_q8", x)
     z = s.out(f"{label}.z", (active, width))

@@ -23,7 +23,7 @@ SCALED = ("fp8", "fp4", "rows8")  # formats whose scales stand in an allocation 
 # Matrices in bf16 that `Linear` multiplies by. All other bf16 weights are vectors, rows that are
 # looked up, or read by kernels of their own.
 _LINEAR = re.compile(
-    r"head|.*\.(attn\.compressor\.w(kv|gate)|attn\.indexer\.(wk|weights_proj)|markov_head\.head)"
+    r"head|.*\.(ffn\.gate|attn\.compressor\.w(kv|gate)|attn\.indexer\.(wk|weights_proj)|markov_head\.head)"
 )
 
 
