@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Ref
 from ultraflash.runtime.errors import WeightsError
-from ultraflash.runtime.weights.formats import check_scales
+from ultraflash.runtime.weights.formats import FP4_LARGEST_SCALE, NAN_SCALE, check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of, scales_layout_of
 from ultraflash.runtime.weights.load import computed_weights
@@ -91,6 +91,7 @@ def _stored(
     if row.format not in SCALED:
         return [index.raw(row.sources[0])], []
     scales = [index.raw(s) for s in row.sources[1::2]]
+    largest = FP4_LARGEST_SCALE if row.format == "fp4" else NAN_SCALE - 1
     for name, array in zip(row.sources[1::2], scales, strict=True):
-        check_scales(array, name)
+        check_scales(array, name, largest=largest)
     return [index.raw(s) for s in row.sources[::2]], scales

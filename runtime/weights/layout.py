@@ -121,8 +121,8 @@ class Bf16Tiles(_Tiles):
         return np.ascontiguousarray(tiles).reshape(Bf16Tiles.laid(*x.shape))
 
 
-# Where the bits of element 2 p of a word stand: m, e0, e1 and sign of pair p. Those of element 2 p + 1
-# stand 16 further, around the end. ptx/uf/fp4.cuh says why.
+# Where the bits of element 2 p of a word stand: m, e0, e1 and sign of pair p. Those of element
+# 2 p + 1 stand 16 further, around the end. ptx/uf/fp4.cuh says why.
 FP4_BITS = ((6, 7, 8, 15), (0, 1, 2, 9), (12, 13, 14, 21), (10, 11, 4, 19))
 
 

@@ -110,9 +110,7 @@ def test_hundreds_of_times(ops: Ops, shelf: Shelf, build: Any, rows: int, seed: 
 @pytest.mark.parametrize(("hidden", "width"), SIZES)
 @pytest.mark.parametrize("build", [up, down])
 @pytest.mark.parametrize("rows", [16, sized(700, 40)])
-def test_many_rows(
-    ops: Ops, shelf: Shelf, build: Any, rows: int, hidden: int, width: int
-) -> None:
+def test_many_rows(ops: Ops, shelf: Shelf, build: Any, rows: int, hidden: int, width: int) -> None:
     op = build(rows, hidden, width, 8, *(("bf16",) if build is down else ()))
     case = Case(f"{build.__name__}-{rows}x{hidden}x{width}", op)
     if found := run_case(ops, case, shelf):

@@ -38,9 +38,7 @@ def test_every_pair_is_in_one_chunk_of_its_expert(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("pairs", "experts", "rows", "chunks"), [(6, 384, 64, 6), (24576, 384, 64, 768), (7, 2, 3, 4)]
 )
-def test_chunks_suffice_however_rows_fall(
-    pairs: int, experts: int, rows: int, chunks: int
-) -> None:
+def test_chunks_suffice_however_rows_fall(pairs: int, experts: int, rows: int, chunks: int) -> None:
     assert num_chunks(pairs, experts, rows) == chunks
     used = min(experts, pairs)  # one more than full chunks for each expert but the largest
     counts = np.ones(used, np.int64)

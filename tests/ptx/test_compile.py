@@ -24,6 +24,8 @@ pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 # 64 registers let 1,024 threads live on an SM. Verification and drawing run one CTA a sequence:
 # nothing stands beside it whose place it could take.
 REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96}
+# Sums and weights on their way live in registers; two CTAs of these kernels fill an SM.
+REGISTERS_OF |= {"experts_up": 255, "experts_down": 255}
 STATIC_SHARED = 48 << 10
 SHARED = 227 << 10  # of one CTA, static and dynamic, on all three architectures
 GRID_Y = 65_535
