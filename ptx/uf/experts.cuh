@@ -18,10 +18,24 @@ UF_DEVICE int part_start(int part, int parts, int blocks) { return part * blocks
 // Holds for scales up to 2^65, which formats.py makes sure of.
 constexpr u32 RAISED = 0x5F805F80u, SCALE_SHIFT = 0x3E3E3E3Eu;
 UF_DEVICE uint4 raised(uint4 x) {
-    return make_uint4(mul_bf16x2(x.x, RAISED), mul_bf16x2(x.y, RAISED), mul_bf16x2(x.z, RAISED), mul_bf16x2(x.w, RAISED));
+    return make_uint4(times_bf16x2(x.x, RAISED), times_bf16x2(x.y, RAISED), times_bf16x2(x.z, RAISED), times_bf16x2(x.w, RAISED));
 }
 UF_DEVICE float scale_at(u32 scales, int j) {
     return from_bits((j < 3 ? scales << (23 - 8 * j) : scales >> 1) & 0x7F800000u);
+}
+
+// Weights are read once: they shall not push anything out of the L1 cache.
+UF_DEVICE uint4 load_once(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+UF_DEVICE u32 load_once(const u32* p) {
+    u32 v;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
 }
 
 // What a lane needs of a unit's weights for 32 k: words of rows 8 j + g of both streams, and their scales.
@@ -42,8 +56,8 @@ struct Unit {
     UF_DEVICE void fetch(Slab& slab, int block) const {
 #pragma unroll
         for (int s = 0; s < 2; s++) {
-            slab.codes[s] = load_stream((const uint4*)(codes[s] + (i64)block * TILE_BYTES));
-            slab.scales[s] = load_stream((const u32*)(scales[s] + (i64)block * TILE_SCALES));
+            slab.codes[s] = load_once((const uint4*)(codes[s] + (i64)block * TILE_BYTES));
+            slab.scales[s] = load_once((const u32*)(scales[s] + (i64)block * TILE_SCALES));
         }
     }
 };
@@ -74,8 +88,8 @@ UF_DEVICE void multiply(const Operand& w, uint4 x, float (*sum)[4]) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        mma_bf16(product, w.a[j][0], x.x, x.y);
-        mma_bf16(product, w.a[j][1], x.z, x.w);
+        mma(product, w.a[j][0], x.x, x.y);
+        mma(product, w.a[j][1], x.z, x.w);
 #pragma unroll
         for (int c = 0; c < 4; c++) sum[j][c] = fmaf(product[c], w.scale[j][c / 2], sum[j][c]);
     }

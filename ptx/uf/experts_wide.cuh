@@ -30,14 +30,14 @@ UF_DEVICE void fold(float (*sum)[4][4], float* folded, int part, bool last, int 
 }
 
 // Stage `number` of the ring: blocks STEP * number and on, lane by lane as `multiply` wants them.
-UF_DEVICE void fill(const bf16* const* rows, int count, int blocks, int number) {
+UF_DEVICE void fill(const bf16* const* rows, int groups, int blocks, int number) {
     u8* stage = wide_shared + number % STAGES * STAGE_BYTES;
     for (int v = threadIdx.x; v < STEP * WIDE * 4; v += WIDE_WARPS * 32) {
         int column = v / 4 % WIDE, block = number * STEP + v / (4 * WIDE);
-        if (column < (count + COLUMNS - 1) / COLUMNS * COLUMNS && block < blocks)
-            copy_async(stage + v * 16, rows[column] + block * 32 + v % 4 * 8, column < count ? 16 : 0);
+        if (column < groups * COLUMNS && block < blocks)
+            copy16(stage + v * 16, rows[column] + block * 32 + v % 4 * 8);
     }
-    commit_async();
+    close_group();
 }
 
 // CTAs: x over groups of units, y over chunks [C, 3] (expert, start in `order`, count); row and emit as in `narrow`.
@@ -51,7 +51,7 @@ UF_DEVICE void wide(const int* chunks, const int* order, int units, int blocks, 
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, parts = parts_of(blocks);
     if (threadIdx.x < WIDE) {
         int c = threadIdx.x;
-        pairs[c] = order[start + min(c, count - 1)];  // columns beyond the last are zero
+        pairs[c] = order[start + min(c, count - 1)];  // columns beyond the last are not looked at
         rows[c] = row(pairs[c]);
     }
     __syncthreads();
@@ -64,12 +64,12 @@ UF_DEVICE void wide(const int* chunks, const int* order, int units, int blocks, 
 #pragma unroll
     for (int d = 0; d < AHEAD; d++)
         if (d < blocks) unit.fetch(slab[d], d);
-    for (int n = 0; n < STAGES - 1; n++) fill(rows, count, blocks, n);
+    for (int n = 0; n < STAGES - 1; n++) fill(rows, groups, blocks, n);
     int part = 0, part_end = part_start(1, parts, blocks);
     for (int n = 0; n * STEP < blocks; n++) {
-        wait_async<STAGES - 2>();
+        copies_arrived<STAGES - 2>();
         __syncthreads();  // this stage is there, and everybody is done with the one before it
-        fill(rows, count, blocks, n + STAGES - 1);
+        fill(rows, groups, blocks, n + STAGES - 1);
         const uint4* stage = (const uint4*)(wide_shared + n % STAGES * STAGE_BYTES);
 #pragma unroll
         for (int d = 0; d < STEP; d++) {
