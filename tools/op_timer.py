@@ -210,7 +210,7 @@ class _Buffers:
         for name, ref in items:
             sizes = stored_sizes(ref)
             filled = name not in self._op.OUT
-            made = ()
+            made: tuple[Array, ...] = ()
             if filled:
                 made = contents(self._op, name, ref, self._setting, self._rng, known)
                 known[name] = made[0]

@@ -138,10 +138,10 @@ def test_constants_of_the_kernels_are_those_of_the_geometry() -> None:
     kernel = {name: int(found[name]) for name in ("LONG_BLOCKS", "PARTS", "NARROW_PAIRS", "WIDE")}
     kernel |= {name: int(found[name]) for name in ("WIDE_WARPS", "STEP", "STAGES")}
     own = experts_up
-    assert own._LONG == 32 * kernel["LONG_BLOCKS"]
-    assert (own._PARTS, own._NARROW_PAIRS) == (kernel["PARTS"], kernel["NARROW_PAIRS"])
-    assert (own.WIDE, own._WIDE_WARPS) == (kernel["WIDE"], kernel["WIDE_WARPS"])
-    assert own._RING_BYTES == kernel["STAGES"] * kernel["STEP"] * own.WIDE * 64  # 32 bf16 of a row
+    assert 32 * kernel["LONG_BLOCKS"] == own._LONG
+    assert (kernel["PARTS"], kernel["NARROW_PAIRS"]) == (own._PARTS, own._NARROW_PAIRS)
+    assert (kernel["WIDE"], kernel["WIDE_WARPS"]) == (own.WIDE, own._WIDE_WARPS)
+    assert kernel["STAGES"] * kernel["STEP"] * own.WIDE * 64 == own._RING_BYTES  # 32 bf16 of a row
     assert own._FOLD_BYTES == 64 * own.WIDE * 4  # a warp's sums
 
 
