@@ -101,23 +101,38 @@ constexpr int DEPTH = 3;             // slabs on their way to a warp
 constexpr int NARROW_PAIRS = 2048;   // graphs/ops/experts_up.py has the same
 
 struct Narrow {
+    u32 votes[NARROW_PAIRS / 32];    // a bit a place of ids
     u16 pair[NARROW_PAIRS];          // that chose the expert
     int count;                       // 0: an earlier CTA has this expert
     float part[PARTS][16][32];
 };
 
-// All places of `ids` that name the same expert as place `at`, by one warp; none if one of them is before it.
-UF_DEVICE void find_pairs(Narrow& s, const int* ids, int pairs, int at, int lane) {
-    int expert = ids[at], count = 0;
-    for (int start = 0; start < pairs; start += 32) {
-        int q = start + lane;
-        bool same = q < pairs && ids[q] == expert;
-        u32 votes = __ballot_sync(0xFFFFFFFFu, same);
-        if (same) s.pair[count + __popc(votes & ((1u << lane) - 1u))] = (u16)q;
-        count += __popc(votes);
+// All places of `ids` that name the same expert as place `at`, in order; none if one of them is before it.
+UF_DEVICE void find_pairs(Narrow& s, const int* ids, int pairs, int at) {
+    int expert = ids[at], warp = threadIdx.x / 32, lane = threadIdx.x % 32, words = (pairs + 31) / 32;
+    for (int i = warp; i < words; i += blockDim.x / 32) {
+        int q = i * 32 + lane;
+        u32 votes = __ballot_sync(0xFFFFFFFFu, q < pairs && ids[q] == expert);
+        if (lane == 0) s.votes[i] = votes;
     }
-    __syncwarp();
-    if (lane == 0) s.count = s.pair[0] == at ? count : 0;
+    __syncthreads();
+    if (warp == 0) {
+        int count = 0;
+        for (int i = 0; i < words; i += 32) {
+            u32 votes = i + lane < words ? s.votes[i + lane] : 0;
+            int before = __popc(votes);  // of this word; then of it and all lanes below
+            for (int o = 1; o < 32; o *= 2) {
+                int below = __shfl_up_sync(0xFFFFFFFFu, before, o);
+                before += lane >= o ? below : 0;
+            }
+            int place = count + before - __popc(votes);
+            for (u32 left = votes; left; left &= left - 1) s.pair[place++] = (u16)((i + lane) * 32 + __ffs(left) - 1);
+            count += __shfl_sync(0xFFFFFFFFu, before, 31);
+        }
+        __syncwarp();
+        if (lane == 0) s.count = s.pair[0] == at ? count : 0;
+    }
+    __syncthreads();
 }
 
 // One chain over blocks [start, end) for the eight columns whose rows `x` points to (null: a column of zeros).
@@ -153,8 +168,7 @@ template <class Units, class Row, class Emit>
 UF_DEVICE void narrow(const int* ids, int pairs, int units, int blocks, Units units_of, Row row, Emit emit) {
     __shared__ Narrow s;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, parts = parts_of(blocks);
-    if (warp == 0) find_pairs(s, ids, pairs, blockIdx.y, lane);
-    __syncthreads();
+    find_pairs(s, ids, pairs, blockIdx.y);
     int count = s.count, part = warp % parts;
     int at = blockIdx.x * (blockDim.x / 32 / parts) + warp / parts;
     if (count == 0 || at >= units) return;  // all warps of a unit go, or none
