@@ -1,17 +1,27 @@
 // z = bf16(weight * swiglu(x w1, x w3)) of each chosen expert (graphs/ops/experts_up.py).
-// Shapes: x [T, D] bf16; ids [T, k]; weight [T, k] f32; w1, w3 [N, F, D] fp4 + E8M0 1x32; y [T, k, F] bf16.
-// Threads: grid (F / 4, T*k), a warp an output of one row and expert.
-// Limited by reading weights, again for each row that chose the expert.
-#include <uf/dot.cuh>
+// Shapes: x [T, D] bf16; ids [T, k]; weight [T, k] f32; w1, w3 [N, F, D] fp4 in tiles + E8M0; y [T, k, F] bf16;
+// many rows have order [T k] and chunks [C, 3] of expert_rows.
+// Threads: grid, warps, shared memory and the order of sums: uf/experts.cuh, uf/experts_wide.cuh. A unit is 32 gates
+// and their 32 ups.
+// Limited by reading each chosen expert once (few rows), by the tensor cores (many).
+#include <uf/experts_wide.cuh>
 #include <uf/swiglu.cuh>
 
-extern "C" __global__ void __launch_bounds__(128) uf_experts_up(const Args a) {
-    int f = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32, chosen = blockIdx.y;
-    if (f >= a.w1_1) return;
-    int t = chosen / a.ids_1;
-    i64 n = (i64)a.ids[chosen] * a.w1_1 + f;
-    const bf16* x = a.x + (i64)t * a.x_1;
-    float gate = bf16_round(dot_row(a.w1, a.w1_scale, n, a.x_1, x, lane));
-    float up = bf16_round(dot_row(a.w3, a.w3_scale, n, a.x_1, x, lane));
-    if (lane == 0) store(a.y, (i64)chosen * a.w1_1 + f, a.weight[chosen] * swiglu(gate, up, a.limit));
+extern "C" __global__ void __launch_bounds__(256) uf_experts_up(const Args a) {
+    int blocks = a.x_1 / 32, units = (a.w1_1 + 31) / 32, k = a.ids_1, width = a.w1_1;
+    auto unit = [&](int expert, int at, int lane) {
+        i64 tile = (i64)expert * units + at;
+        return Unit(a.w1, a.w1_scale, a.w3, a.w3_scale, tile, tile, blocks, lane);
+    };
+    auto row = [&](int pair) { return a.x + (i64)(pair / k) * a.x_1; };
+    auto emit = [&](int pair, int at, int r, float gate, float up) {
+        int f = at * 32 + r;
+        if (f < width)
+            store(a.y, (i64)pair * width + f, a.weight[pair] * swiglu(bf16_round(gate), bf16_round(up), a.limit));
+    };
+#if UF_HAS_chunks
+    wide(a.chunks, a.order, units, blocks, unit, row, emit);
+#else
+    narrow(a.ids, a.ids_0 * k, units, blocks, unit, row, emit);
+#endif
 }

@@ -1,45 +1,48 @@
 // Which experts serve a row, and with what weight (graphs/ops/gate.py).
-// Shapes: x [T, D] bf16; w [N, D] bf16; bias, bias_image [N] f32; is_image [T]; ids [T, k] ascending; weight [T, k] f32.
-// Threads: a CTA a row, warps stride over experts (double sums); one warp chooses. N <= 1024, k <= 32.
-#include <uf/reduce.cuh>
+// Shapes: logits [T, N] f32; bias, bias_image [N] f32; is_image [T]; ids [T, k] ascending; weight [T, k] f32.
+// Threads: a CTA a row; all of them make scores, one warp chooses, the best left each time.
+// Shared memory, dynamic: scores [N], keys [N], chosen scores [k]. Limited by the latency of k choices.
+#include <uf/topk.cuh>
 
-extern "C" __global__ void uf_gate(const Args a) {
-    __shared__ float score[1024], biased[1024];
-    int t = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.x_1, n = a.w_0;
-    const bf16* x = a.x + (i64)t * dim;
-    for (int e = warp; e < n; e += blockDim.x / 32) {
-        double sum = 0.0;
-        for (int d = lane; d < dim; d += 32) sum = fma((double)load(a.w, (i64)e * dim + d), (double)load(x, d), sum);
-        float logit = (float)warp_sum(sum);
+extern __shared__ u32 gate_shared[];
+
+extern "C" __global__ void __launch_bounds__(128) uf_gate(const Args a) {
+    int t = blockIdx.x, lane = threadIdx.x, n = a.logits_1;
+    float* score = (float*)gate_shared;
+    u32* key = gate_shared + n;  // order of biased scores, 0 once chosen: no number's bits are that
+    float* taken = (float*)(key + n);
+    for (int e = threadIdx.x; e < n; e += blockDim.x) {
+        float logit = a.logits[(i64)t * n + e];
         float softplus = logit > 20.0f ? logit : log1pf(expf(fminf(logit, 20.0f)));
-        if (lane == 0) {
-            score[e] = __fsqrt_rn(softplus);
-            biased[e] = score[e] + (a.is_image[t] > 0 ? a.bias_image[e] : a.bias[e]);
-        }
+        score[e] = __fsqrt_rn(softplus);
+        key[e] = order_bits(score[e] + (a.is_image[t] > 0 ? a.bias_image[e] : a.bias[e]));
     }
     __syncthreads();
-    if (warp) return;
-    int mine = 0x7FFFFFFF;  // lane i holds the i-th choice
+    if (threadIdx.x >= 32) return;
     for (int i = 0; i < a.k; i++) {
-        float best = from_bits(0xFF800000u);
-        int at = 0x7FFFFFFF;
+        u32 best = 0;
+        int at = n;
         for (int e = lane; e < n; e += 32)
-            if (biased[e] > best || (biased[e] == best && e < at)) best = biased[e], at = e;
-        for (int o = 16; o; o >>= 1) {
-            float other = __shfl_xor_sync(0xFFFFFFFFu, best, o);
-            int where = __shfl_xor_sync(0xFFFFFFFFu, at, o);
-            if (other > best || (other == best && where < at)) best = other, at = where;
-        }
-        if (lane == i) mine = at;
-        if (lane == 0) biased[at] = from_bits(0xFF800000u);
-        __syncwarp();
+            if (key[e] > best) best = key[e], at = e;  // of equal ones the first
+        u32 most = __reduce_max_sync(0xFFFFFFFFu, best);
+        at = __reduce_min_sync(0xFFFFFFFFu, best == most ? at : n);
+        if (lane == at % 32) key[at] = 0;
     }
-    int rank = 0;
-    for (int i = 0; i < a.k; i++) rank += __shfl_sync(0xFFFFFFFFu, mine, i) < mine;
-    if (lane < a.k) a.ids[t * a.k + rank] = mine;
     __syncwarp();
-    float own = lane < a.k ? score[a.ids[t * a.k + lane]] : 0.0f, total = __shfl_sync(0xFFFFFFFFu, own, 0);
-    for (int i = 1; i < a.k; i++) total = total + __shfl_sync(0xFFFFFFFFu, own, i);
-    if (a.k > 1) own = __fdiv_rn(own, total + 1e-20f);
-    if (lane < a.k) a.weight[t * a.k + lane] = own * a.scale;
+    int place = 0;
+    for (int start = 0; start < n; start += 32) {
+        int e = start + lane;
+        bool chosen = e < n && key[e] == 0;
+        u32 votes = __ballot_sync(0xFFFFFFFFu, chosen);
+        if (chosen) {
+            int i = place + __popc(votes & ((1u << lane) - 1u));
+            a.ids[t * a.k + i] = e, taken[i] = score[e];
+        }
+        place += __popc(votes);
+    }
+    __syncwarp();
+    float total = taken[0];
+    for (int i = 1; i < a.k; i++) total = total + taken[i];
+    for (int i = lane; i < a.k; i += 32)
+        a.weight[t * a.k + i] = (a.k > 1 ? __fdiv_rn(taken[i], total + 1e-20f) : taken[i]) * a.scale;
 }

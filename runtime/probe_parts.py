@@ -19,6 +19,7 @@ from ultraflash.graphs.ops.gate import Gate
 from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.ops.hc_expand import HcExpand
 from ultraflash.graphs.ops.hc_mix import HcMix, split_mixes
+from ultraflash.graphs.ops.linear import Linear
 from ultraflash.graphs.ops.rope import rotate
 from ultraflash.graphs.ops.rope_table import RopeTable
 from ultraflash.graphs.release import release_model
@@ -126,9 +127,8 @@ class ProbeParts:
         self, x: F32, weight: F32, bias: F32, bias_vl: F32, is_image: Array, k: int, scale: float
     ) -> tuple[I32, F32]:
         """Expert ids (ascending) and weights, [T, k]."""
-        return Gate.reference(
-            x, weight.astype(np.float64), bias, bias_vl, is_image.astype(np.int32), k, scale
-        )
+        logits = Linear.reference(x, weight.astype(np.float64), groups=1, rounded=False)
+        return Gate.reference(logits, bias, bias_vl, is_image.astype(np.int32), k, scale)
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of a string, control tokens included, nothing added."""

@@ -1,4 +1,4 @@
-"""Time one operation's kernel at the shapes that a model's steps give it, on one GPU.
+"""Time one operation's kernel at the shapes that a model's plans give it, on one GPU.
 
 Only that operation's buffers are allocated and filled with plausible random codes, so that single
 operations of the full-size model fit, whole or as one of several ranks. A time is that of one
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ultraflash.runtime.gpu.driver import Device
     from ultraflash.tools.op_timer import OpTimer
 
-_CONTEXT, _MOST_ROWS = 65_536, 4_096
+_CONTEXT, _MOST_ROWS = 65_536, 16_384
 _EXAMPLES = f"""\
 OP is the name of a file in graphs/ops/, or all. A decode step has it at several shapes: a line for
 each, with the first node that has it and how many more do (nodes). More rows than a decode step
@@ -41,6 +41,8 @@ examples, each after python -m ultraflash.tools.bench_op:
   linear --release --rows 1..8         every matrix product of the full-size model
   experts_up --release --world 8 --rows 1,7
                                        what one of 8 GPUs does of it
+  experts_down --release --world 4 --rows 128,1024,4096
+                                       in chunks of a prompt
   attention --release --context {_CONTEXT}   with a conversation of that many tokens
   all --release --rows 7 --csv         every kernel; rows are appended to tools/speed/<gpu>.csv
 
@@ -108,8 +110,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _plan(build: Build, rows: int) -> Plan:
-    """A decode step, or a chunk of a prompt where no decode step is as wide."""
-    return build_decode(build, rows, 1) if rows <= MAX_ROWS else build_prefill(build, rows)
+    """A decode step, or as many rows of a prompt."""
+    if rows <= MAX_ROWS:
+        return build_decode(build, rows, 1)
+    return build_prefill(build, rows, ends=False)
 
 
 def _measured(
@@ -199,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = gpu_arguments.tool_parser("bench_op", __doc__, _EXAMPLES)
     parser.add_argument("op", metavar="OP", help="an operation, or all")
     gpu_arguments.add_checkpoint(parser, release=True)
-    gpu_arguments.add_rows(parser, "1,4,8", most=_MOST_ROWS)
+    gpu_arguments.add_rows(parser, "1,4,8", _MOST_ROWS, f"; above {MAX_ROWS} a chunk of a prompt")
     parser.add_argument(
         "--world", type=int, default=1, metavar="W", help="shapes of one of W ranks (default: 1)"
     )

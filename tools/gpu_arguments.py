@@ -67,14 +67,17 @@ def add_checkpoint(parser: argparse.ArgumentParser, *, release: bool) -> None:
     )
 
 
-def add_rows(parser: argparse.ArgumentParser, default: str, most: int = MAX_ROWS) -> None:
-    """`--rows`, each at most `most`."""
+def add_rows(
+    parser: argparse.ArgumentParser, default: str, most: int = MAX_ROWS, wider: str = ""
+) -> None:
+    """`--rows`, each at most `most`; `wider` says what more rows than a decode step's are."""
     parser.add_argument(
         "--rows",
         type=partial(counts, most=most),
         default=counts(default),
         metavar="N..M",
-        help=f"tokens that a decode step verifies: 4, or 1,2,4, or 1..8 (default: {default})",
+        help=f"tokens that a decode step verifies: 4, or 1,2,4, or 1..8{wider} "
+        f"(default: {default})",
     )
 
 

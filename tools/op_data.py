@@ -6,15 +6,19 @@ the meaning of their field. A long buffer is given by its beginning, to be repea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ultraflash.graphs.numerics import bf16_bits, q8, qmx4
+from ultraflash.graphs.ops.expert_rows import ExpertRows
+from ultraflash.graphs.ops.experts_down import ExpertsDown
+from ultraflash.graphs.ops.experts_up import WIDE, ExpertsUp
 from ultraflash.graphs.plan import Life, Op, Ref
 
 Array = npt.NDArray[Any]
@@ -33,9 +37,17 @@ class Setting:
 
 
 def contents(
-    op: Op, name: str, ref: Ref, setting: Setting, rng: np.random.Generator
-) -> tuple[Array, ...]:
-    """Arrays for each of a buffer's allocations, or their beginnings."""
+    op: Op, name: str, ref: Ref, setting: Setting, rng: np.random.Generator,
+    beside: Mapping[str, Array] = MappingProxyType({}),
+) -> tuple[Array, ...]:  # fmt: skip
+    """Arrays for each of a buffer's allocations, or their beginnings.
+
+    `beside`: contents made so far of the operation's other buffers, which this one may depend on.
+    """
+    if isinstance(op, ExpertsUp | ExpertsDown) and name in ("order", "chunks"):
+        experts = (op.w1 if isinstance(op, ExpertsUp) else op.w2).shape[0]
+        order, chunks = ExpertRows.reference(beside["ids"].reshape(op.ids.shape), experts, WIDE)
+        return (order if name == "order" else chunks.reshape(-1),)
     count = min(prod(ref.shape), PATTERN)
     if ref.dtype in ("i32", "u32", "i64", "u64"):
         values = _INTEGERS.get(name, _nothing)(op, ref, setting, rng)
@@ -106,11 +118,11 @@ def _row_start(op: Op, ref: Ref, setting: Setting, rng: np.random.Generator) -> 
 def _ids(op: Op, ref: Ref, setting: Setting, rng: np.random.Generator) -> Array:
     """Experts: distinct and ascending in a row. Tokens: any of the vocabulary."""
     refs = dict(op.refs)
-    experts = refs.get("w1") or refs.get("w2")
-    if experts is not None:
+    weights = refs.get("w1") or refs.get("w2")
+    experts = weights.shape[0] if weights else getattr(op, "experts", 0)
+    if experts:
         rows, k = ref.shape
-        chosen = [np.sort(rng.choice(experts.shape[0], k, replace=False)) for _ in range(rows)]
-        return np.array(chosen)
+        return np.array([np.sort(rng.choice(experts, k, replace=False)) for _ in range(rows)])
     return _token(op, ref, setting, rng)
 
 

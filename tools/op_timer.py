@@ -206,10 +206,14 @@ class _Buffers:
     ) -> list[dict[Ref, tuple[Address, ...]]]:
         """Addresses of buffers, `copies` times; equal contents serve for all copies."""
         placed: list[dict[Ref, tuple[Address, ...]]] = [{} for _ in range(copies)]
+        known: dict[str, Array] = {}
         for name, ref in items:
             sizes = stored_sizes(ref)
             filled = name not in self._op.OUT
-            made = contents(self._op, name, ref, self._setting, self._rng) if filled else ()
+            made: tuple[Array, ...] = ()
+            if filled:
+                made = contents(self._op, name, ref, self._setting, self._rng, known)
+                known[name] = made[0]
             for each in placed:
                 each[ref] = tuple(self._allocate(size, ref) for size in sizes)
                 for address, size, values in zip(each[ref], sizes, made, strict=False):

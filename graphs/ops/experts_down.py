@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64, round_bf16
-from ultraflash.graphs.ops.experts_up import experts_cost
+from ultraflash.graphs.ops.experts_up import experts_cost, experts_geometry
 from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
@@ -19,7 +18,8 @@ class ExpertsDown(Op):
     rounded.
 
     Shapes:
-        z: [T, k, F] bf16 through Q8; ids: [T, k] i32; w2: [N, D, F] fp4; y: [T, k, D] bf16 | f32.
+        z: [T, k, F] bf16 through Q8; ids: [T, k] i32; w2: [N, D, F] fp4; y: [T, k, D] bf16 | f32;
+        order, chunks: as in `ExpertsUp`.
     """
 
     z: Ref
@@ -27,9 +27,14 @@ class ExpertsDown(Op):
     w2: Ref
     y: Ref
     rounded: bool
+    order: Ref | None = None
+    chunks: Ref | None = None
 
     @staticmethod
-    def reference(z: F32, ids: I32, w2: F64, rounded: bool) -> F32:
+    def reference(
+        z: F32, ids: I32, w2: F64, rounded: bool,
+        order: I32 | None = None, chunks: I32 | None = None,
+    ) -> F32:  # fmt: skip
         """One product an expert, over the rows that chose it."""
         wide = z.astype(np.float64)
         y = np.empty((*ids.shape, w2.shape[1]), np.float32)
@@ -40,8 +45,9 @@ class ExpertsDown(Op):
         return y
 
     def geometry(self) -> Geometry:
-        """A warp an output of one row and expert."""
-        return Geometry(-(-self.w2.shape[1] // 4), prod(self.ids.shape), threads=128)
+        """A unit is 64 outputs."""
+        _, hidden, width = self.w2.shape
+        return experts_geometry(self.ids, -(-hidden // 64), width, self.chunks)
 
     def cost(self) -> Cost:
         """Weights of as many experts as can be distinct at most."""

@@ -1,4 +1,4 @@
-"""First half of the routed experts (model.md 4.7)."""
+"""First half of the routed experts (model.md 4.7); and how both halves are spread over a device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,33 @@ from ultraflash.graphs.ops.swiglu import swiglu
 from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
+# Constants of ptx/uf/experts.cuh and experts_wide.cuh, where they are explained.
+_LONG, _PARTS = 64 * 32, 8
+_NARROW_WARPS, _NARROW_PAIRS = 4, 2048
+WIDE = 64  # rows of an expert that a CTA takes at once where there are many
+_WIDE_WARPS, _RING_BYTES, _FOLD_BYTES = 4, 4 * 2 * WIDE * 64, WIDE * 64 * 4
+
+
+def wide_rows(pairs: int, experts: int) -> int | None:
+    """Rows of an expert that kernels take at once if so many pairs of rows and experts come in
+    chunks (`ExpertRows`); None: so few, 4 an expert, that kernels find them in `ids` themselves.
+    """
+    return None if pairs <= min(4 * experts, _NARROW_PAIRS) else WIDE
+
+
+def experts_geometry(ids: Ref, units: int, depth: int, chunks: Ref | None) -> Geometry:
+    """CTAs for `units` of 64 rows of an expert's matrices, `depth` long each.
+
+    Few pairs: along y one for each, of which the first of an expert does the work of all. Long
+    sums fall into parts, a warp each.
+    """
+    parts = _PARTS if depth >= _LONG else 1
+    if chunks is None:
+        warps = max(_NARROW_WARPS, parts)
+        return Geometry(-(-units * parts // warps), prod(ids.shape), threads=32 * warps)
+    shared = _RING_BYTES + (_WIDE_WARPS * _FOLD_BYTES if parts > 1 else 0)
+    return Geometry(-(-units // _WIDE_WARPS), chunks.shape[0], 32 * _WIDE_WARPS, shared)
+
 
 @dataclass(frozen=True)
 class ExpertsUp(Op):
@@ -20,7 +47,8 @@ class ExpertsUp(Op):
 
     Shapes:
         x: [T, D] bf16 through Q8; ids: [T, k] i32; weight: [T, k] f32; w1, w3: [N, F, D] fp4; y:
-        [T, k, F] bf16.
+        [T, k, F] bf16. order: [T*k] i32 and chunks: [C, 3] i32 of `ExpertRows`, both or none: how
+        a kernel finds the rows of an expert, which changes nothing of what it computes.
     """
 
     x: Ref
@@ -30,9 +58,14 @@ class ExpertsUp(Op):
     w3: Ref
     y: Ref
     limit: float
+    order: Ref | None = None
+    chunks: Ref | None = None
 
     @staticmethod
-    def reference(x: F32, ids: I32, weight: F32, w1: F64, w3: F64, limit: float) -> F32:
+    def reference(
+        x: F32, ids: I32, weight: F32, w1: F64, w3: F64, limit: float,
+        order: I32 | None = None, chunks: I32 | None = None,
+    ) -> F32:  # fmt: skip
         """One product an expert, over the rows that chose it."""
         wide = x.astype(np.float64)
         y = np.empty((*ids.shape, w1.shape[1]), np.float32)
@@ -44,8 +77,9 @@ class ExpertsUp(Op):
         return y
 
     def geometry(self) -> Geometry:
-        """A warp an output of one row and expert."""
-        return Geometry(-(-self.w1.shape[1] // 4), prod(self.ids.shape), threads=128)
+        """A unit is 32 gates and their 32 ups."""
+        _, width, hidden = self.w1.shape
+        return experts_geometry(self.ids, -(-width // 32), hidden, self.chunks)
 
     def cost(self) -> Cost:
         """Weights of as many experts as can be distinct at most."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
 import numpy as np
 
-from ultraflash.graphs.numerics import F32, F64
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.numerics import F32
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -33,19 +32,18 @@ def route(
 
 @dataclass(frozen=True)
 class Gate(Op):
-    """Top-k of sqrt(softplus(x . w)) + bias; weights from the unbiased scores, renormalised, times
+    """Top-k of sqrt(softplus(logits)) + bias; weights from the unbiased scores, renormalised, times
     the route scale.
 
-    Image rows use their own bias.
+    Image rows use their own bias. The logits are a `Linear` in f32.
 
     Shapes:
-        x: [T, D] bf16; w: [N, D] bf16; bias, bias_image: [N] f32; is_image: [T] i32; ids: [T, k]
-        i32 ascending; weight: [T, k] f32.
+        logits: [T, N] f32; bias, bias_image: [N] f32; is_image: [T] i32; ids: [T, k] i32 ascending;
+        weight: [T, k] f32.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ("ids", "weight")
-    x: Ref
-    w: Ref
+    logits: Ref
     bias: Ref
     bias_image: Ref
     is_image: Ref
@@ -56,12 +54,12 @@ class Gate(Op):
 
     @staticmethod
     def reference(
-        x: F32, w: F64, bias: F32, bias_image: F32, is_image: I32, k: int, scale: float
+        logits: F32, bias: F32, bias_image: F32, is_image: I32, k: int, scale: float
     ) -> tuple[I32, F32]:
-        """Logits summed in float64, rounded to float32 once; the rest in float32."""
-        logits = (x.astype(np.float64) @ w.T).astype(np.float32)
+        """float32 throughout."""
         return route(logits, bias, bias_image, is_image, k, scale)
 
-    def flops(self) -> int:
-        """The projection."""
-        return 2 * self.x.shape[0] * prod(self.w.shape)
+    def geometry(self) -> Geometry:
+        """A CTA a row; two values an expert and one a choice in shared memory."""
+        rows, experts = self.logits.shape
+        return Geometry(rows, threads=128, shared=8 * experts + 4 * self.k)

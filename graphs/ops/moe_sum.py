@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ultraflash.graphs.numerics import F32, to_bf16
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,8 @@ class MoeSum(Op):
             total = total + routed[:, i]
         total = total + shared
         return to_bf16(total) if rounded else total
+
+    def geometry(self) -> Geometry:
+        """A thread an element, along y a row."""
+        rows, dim = self.y.shape
+        return Geometry(-(-dim // 256), rows)

@@ -15,9 +15,15 @@ import numpy.typing as npt
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Ref
 from ultraflash.runtime.errors import WeightsError
-from ultraflash.runtime.weights.formats import check_scales
+from ultraflash.runtime.weights.formats import FP4_LARGEST_SCALE, NAN_SCALE, check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
-from ultraflash.runtime.weights.layout import SCALED, Relayout, check_range, layout_of
+from ultraflash.runtime.weights.layout import (
+    SCALED,
+    Relayout,
+    check_range,
+    layout_of,
+    scales_layout_of,
+)
 from ultraflash.runtime.weights.load import computed_weights
 from ultraflash.runtime.weights.part import Part
 from ultraflash.runtime.weights.table import Row, weight_table
@@ -79,7 +85,7 @@ def upload_weights(
         codes, scales = ([computed[row.name]], []) if not row.sources else _stored(index, row, part)
         addresses = [place(row.name, codes, layout_of(row.name, row.format))]
         if scales:
-            addresses.append(place(row.name, scales))
+            addresses.append(place(row.name, scales, scales_layout_of(row.format)))
         held[row.name] = part.shape(row), tuple(addresses)
         done += sum(index.tensors[s].nbytes for s in row.sources)
         if progress:
@@ -93,12 +99,13 @@ def _stored(
     """Codes and, for quantised formats, scales; of stacked weights one array an expert."""
     if row.format not in SCALED:
         return [part.stored(index, row, row.sources[0])], []
+    largest = FP4_LARGEST_SCALE if row.format == "fp4" else NAN_SCALE - 1
     for name in row.sources[1::2]:  # the whole tensor: the index in the message is the one on disk
-        scales = index.raw(name)
-        check_scales(scales, name)
+        array = index.raw(name)
+        check_scales(array, name, largest=largest)
         if row.format == "fp8":
-            check_range(scales, name)
-    codes, scales_of = (
+            check_range(array, name)
+    codes, scales = (
         [part.stored(index, row, s) for s in row.sources[first::2]] for first in (0, 1)
     )
-    return codes, scales_of
+    return codes, scales

@@ -2,7 +2,8 @@
 
 The checkpoint's bytes travel as they are and a kernel puts them into tiles (ptx/layout/); what it
 has to do is written here in NumPy. A `Ref` keeps its logical shape and type, and the interpreter
-its own form: only kernels that read tiles know of them. Scales stay as they are stored.
+its own form: only kernels that read tiles know of them. Scales stay as they are stored, but for
+those of FP4, which go along with their tiles.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_SCALE = 134  # of dense FP8: kernels multiply codes by 2^(scale - 7) in bf16
 # Matrices in bf16 that `Linear` multiplies by. All other bf16 weights are vectors, rows that are
 # looked up, or read by kernels of their own.
 _LINEAR = re.compile(
-    r"head|.*\.(attn\.compressor\.w(kv|gate)|attn\.indexer\.(wk|weights_proj)|markov_head\.head)"
+    r"head|.*\.(ffn\.gate|attn\.compressor\.w(kv|gate)|attn\.indexer\.(wk|weights_proj)|markov_head\.head)"
 )
 
 
@@ -123,11 +124,91 @@ class Bf16Tiles(_Tiles):
         return np.ascontiguousarray(tiles).reshape(Bf16Tiles.laid(*x.shape))
 
 
+# Where the bits of element 2 p of a word stand: m, e0, e1 and sign of pair p. Those of element
+# 2 p + 1 stand 16 further, around the end. ptx/uf/fp4.cuh says why.
+FP4_BITS = ((6, 7, 8, 15), (0, 1, 2, 9), (12, 13, 14, 21), (10, 11, 4, 19))
+
+
+@dataclass(frozen=True)
+class _Fp4(Relayout):
+    """Tiles of 32 rows x 32 columns; a lane of a warp has rows g, g + 8, g + 16 and g + 24."""
+
+    ROWS = 32
+    ELEMENT = "u8"
+
+    @classmethod
+    def _tiled(cls, x: Array, columns: int) -> Array:
+        """[N, columns * c] to [tile row, j, g, tile, c], where 8 j + g is the row; 0 beyond N."""
+        rows = -(-len(x) // cls.ROWS)
+        padded = np.zeros((rows * cls.ROWS, x.shape[1]), np.uint8)
+        padded[: len(x)] = x
+        return padded.reshape(rows, 4, 8, columns, -1)
+
+
+@dataclass(frozen=True)
+class Fp4Tiles(_Fp4):
+    """Lane 4 g + t has a word of each of its rows: columns 8 t to 8 t + 7, their bits permuted."""
+
+    PACKED = 2
+
+    @classmethod
+    def stem(cls) -> str:
+        """No operation of a plan."""
+        return "layout/fp4_tiles"
+
+    @classmethod
+    def laid(cls, rows: int, columns: int) -> tuple[int, ...]:
+        """[rows of tiles, tiles in a row, bytes]; columns are a multiple of 32, as groups are."""
+        return -(-rows // 32), columns // 32, 512
+
+    @staticmethod
+    def reference(x: Array) -> Array:
+        """x: u1 [N, K/2], low nibble = even k; y: u1 [N/32, K/32, 512]."""
+        columns = x.shape[1] // 16
+        words = np.ascontiguousarray(Fp4Tiles._tiled(x, columns)).view("<u4").reshape(-1)
+        out = np.zeros_like(words)
+        for element in range(8):
+            for bit, place in enumerate(FP4_BITS[element // 2]):
+                taken = (words >> np.uint32(4 * element + bit)) & np.uint32(1)
+                out |= taken << np.uint32((place + 16 * (element % 2)) % 32)
+        tiles = out.reshape(-1, 4, 8, columns, 4).transpose(0, 3, 2, 4, 1)
+        laid = Fp4Tiles.laid(len(x), 2 * x.shape[1])
+        return np.ascontiguousarray(tiles).view(np.uint8).reshape(laid)
+
+
+@dataclass(frozen=True)
+class Fp4Scales(_Fp4):
+    """E8M0 bytes of a tile: those of rows g, g + 8, g + 16 and g + 24 are a word."""
+
+    @classmethod
+    def stem(cls) -> str:
+        """No operation of a plan."""
+        return "layout/fp4_scales"
+
+    @classmethod
+    def laid(cls, rows: int, columns: int) -> tuple[int, ...]:
+        """[rows of tiles, tiles in a row, bytes]; there is a column for each 32 of the codes."""
+        return -(-rows // 32), columns, 32
+
+    @staticmethod
+    def reference(x: Array) -> Array:
+        """x: u1 [N, K/32]; y: u1 [N/32, K/32, 32]."""
+        tiles = Fp4Scales._tiled(x, x.shape[1])[..., 0].transpose(0, 3, 2, 1)
+        return np.ascontiguousarray(tiles).reshape(Fp4Scales.laid(*x.shape))
+
+
 def layout_of(name: str, format: str) -> type[Relayout] | None:
     """How the codes of a weight lie on the device; None: as they are stored."""
     if format == "fp8":  # every matrix in dense FP8 is a linear's
         return Fp8Tiles
+    if format == "fp4":  # and in FP4 the routed experts'
+        return Fp4Tiles
     return Bf16Tiles if format == "bf16" and _LINEAR.fullmatch(name) else None
+
+
+def scales_layout_of(format: str) -> type[Relayout] | None:
+    """How the scales of a weight lie on the device; None: as they are stored."""
+    return Fp4Scales if format == "fp4" else None
 
 
 def stored_sizes(ref: Ref) -> tuple[int, ...]:
@@ -138,6 +219,8 @@ def stored_sizes(ref: Ref) -> tuple[int, ...]:
     layout = layout_of(ref.name, ref.dtype) if ref.life is Life.WEIGHT else None
     if layout:
         codes = prod(ref.shape[:-2]) * layout.of(*ref.shape[-2:]).y.nbytes
+    if ref.dtype == "fp4" and layout:
+        scales = codes // 16  # a byte for each 32 elements, rows that fill a tile up included
     return (codes, scales) if ref.dtype in SCALED else (codes,)
 
 

@@ -9,7 +9,13 @@ import pytest
 
 from helpers.device import REHEARSAL
 from helpers.device_ops import Ops
-from ultraflash.runtime.weights.layout import Bf16Tiles, Fp8Tiles, Relayout
+from ultraflash.runtime.weights.layout import (
+    Bf16Tiles,
+    Fp4Scales,
+    Fp4Tiles,
+    Fp8Tiles,
+    Relayout,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -20,10 +26,12 @@ SHAPES = [(16, 32), (1280, 5120), (512, 256), (8, 256), (17, 33), (4, 5120), (10
 @pytest.mark.skipif(REHEARSAL, reason="the interpreter has no device memory")
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 @pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("layout", [Fp8Tiles, Bf16Tiles])
+@pytest.mark.parametrize("layout", [Fp8Tiles, Bf16Tiles, Fp4Tiles, Fp4Scales])
 def test_relayout(ops: Ops, layout: type[Relayout], parts: int, rows: int, columns: int) -> None:
     from ultraflash.runtime.gpu.driver import download, release
 
+    if layout is Fp4Tiles:
+        columns = -(-columns // 32) * 32  # groups of scales are whole
     kind = STORED[layout.ELEMENT]
     shape = (parts, rows, columns // layout.PACKED)
     stored = np.random.default_rng(rows).integers(0, np.iinfo(kind).max, shape).astype(kind)

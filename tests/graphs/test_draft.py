@@ -9,7 +9,6 @@ rings of 64.
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np

@@ -66,7 +66,7 @@ def test_the_stages_of_the_release(block: int) -> None:
         assert attend.ring_codes.name == f"draft.stage{stage}.ring_codes"
         assert attend.sink.name == f"mtp.{stage}.attn.attn_sink"
         assert attend.q.shape == (block, 64, 512)
-        assert (gate.w.shape, gate.k) == ((128, 5120), 3)
+        assert (gate.logits.shape, gate.k) == ((block, 128), 3)
         assert gate.is_image.name == "draft.text"  # the text bias, whatever the target's rows were
     tables = {op.cos.name: op for op in found(plan, RopeTable) if isinstance(op, RopeTable)}
     table = tables[attends[0].cos.name]

@@ -118,7 +118,7 @@ def _engram_mix(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -
 
 def _gate(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
     """Rows whose last choice hangs on the last bits of exp and log may choose either."""
-    logits = made["x"].astype(np.float64) @ made["w"].values().astype(np.float64).T
+    logits = made["logits"].astype(np.float64)
     bias, image = made["bias"].values(), made["bias_image"].values()
     biased = np.sqrt(np.logaddexp(0, logits))
     biased = -np.sort(-biased - np.where(made["is_image"][:, None] > 0, image, bias), axis=1)

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from helpers.device_weights import ALPHABET, Shelf, tiled
 from helpers.values import activations, angles, codes_without_nan
 from ultraflash.graphs.numerics import fake_q8, qmx4, qmx4_decode
+from ultraflash.graphs.ops.expert_rows import ExpertRows
+from ultraflash.graphs.ops.experts_up import WIDE
 from ultraflash.graphs.plan import Life, Op, Ref
 from ultraflash.graphs.sampling import add_bias, constrain, distribution
 
@@ -211,14 +213,32 @@ def _engram_gather(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows |
 
 
 def _experts(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
-    count, k = op.ids.shape
     experts = (op.w1 if hasattr(op, "w1") else op.w2).shape[0]
-    chosen = [np.sort(rng.permutation(experts)[:k]) for _ in range(count)]
-    made["ids"] = np.array(chosen, np.int32)
+    made["ids"] = chosen_experts(rng, op.ids.shape, experts)
+    if op.chunks is not None:
+        made["order"], made["chunks"] = sorted_rows(made["ids"], experts, op.chunks)
     if "weight" in made:
         made["weight"] = rng.uniform(0.01, 1.5, op.weight.shape).astype(np.float32)
     name = "x" if "x" in made else "z"
     made[name] = fake_q8(made[name])
+
+
+def chosen_experts(rng: np.random.Generator, shape: tuple[int, ...], experts: int) -> I32:
+    """Distinct ascending experts a row, some chosen far more often than others."""
+    liking = rng.gumbel(size=(shape[0], experts)) + rng.normal(size=experts)
+    return np.sort(np.argsort(-liking, axis=1)[:, : shape[1]], axis=1).astype(np.int32)
+
+
+def sorted_rows(ids: I32, experts: int, chunks: Ref) -> tuple[I32, I32]:
+    """Order and chunks; a buffer for more experts than there are has room for more chunks."""
+    order, some = ExpertRows.reference(ids, experts, WIDE)
+    padded = np.zeros(chunks.shape, np.int32)
+    padded[: len(some)] = some
+    return order, padded
+
+
+def _expert_rows(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    made["ids"] = chosen_experts(rng, op.ids.shape, op.experts)
 
 
 def _index_scores(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
@@ -361,6 +381,7 @@ _SPECIAL: dict[str, Callable[[Any, Inputs, np.random.Generator, Rows | None], No
     "EngramIds": _engram_ids,
     "EngramHash": _engram_hash,
     "EngramGather": _engram_gather,
+    "ExpertRows": _expert_rows,
     "ExpertsUp": _experts,
     "ExpertsDown": _experts,
     "IndexScores": _index_scores,

@@ -30,7 +30,7 @@ from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
 from ultraflash.runtime.interpret import NumpyBackend, NumpyRunner
-from ultraflash.runtime.weights.layout import layout_of
+from ultraflash.runtime.weights.layout import layout_of, scales_layout_of
 
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]  # field -> array, of everything that the operation wrote
@@ -238,7 +238,8 @@ class CudaOps:
         if key not in self._placed:  # `stored` is kept, so its id is not used again
             codes, *scales = [list(a) if a.ndim == 3 else [a] for a in stored.arrays]
             addresses = [self.uploader.place(ref.name, codes, layout)]
-            addresses += [self.uploader.place(ref.name, parts) for parts in scales]
+            form = scales_layout_of(ref.dtype)
+            addresses += [self.uploader.place(ref.name, parts, form) for parts in scales]
             self.uploader.wait()
             self._placed[key] = stored, tuple(addresses)
         return self._placed[key][1]

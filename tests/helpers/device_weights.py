@@ -29,7 +29,7 @@ PERIOD = 1_048_573  # larger random arrays repeat this many values: a prime, so 
 TABLE_ROWS, EXPERTS = 5003, 8  # what of huge weights is kept
 ALPHABET = 99_092  # compressed ids
 # Fields that a reference sees as a float64 matrix, or looks rows up in.
-_WIDE = {"Linear.w", "Gate.w", "HcMix.fn", "Confidence.w"}
+_WIDE = {"Linear.w", "HcMix.fn", "Confidence.w"}
 _WIDE |= {"ExpertsUp.w1", "ExpertsUp.w3", "ExpertsDown.w2"}
 _LOOKED_UP = {"Embed.table", "MarkovEmbed.table"}
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,10 @@ from helpers.formats import F32, F64, bf16, bf16_ulp
 from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.ops import assert_cost, assert_launch, scratch, weight
 from helpers.values import activations, fp4_weight, through_q8
-from ultraflash.graphs.ops.experts_up import ExpertsUp
+from ultraflash import ptx
+from ultraflash.graphs.ops import experts_up
+from ultraflash.graphs.ops.expert_rows import num_chunks
+from ultraflash.graphs.ops.experts_up import ExpertsUp, experts_geometry, wide_rows
 
 LIMIT = 10.0
 I32 = npt.NDArray[np.int32]
@@ -124,3 +128,41 @@ def test_cost_of_the_release(rows: int, distinct: int) -> None:
     assert 3 * matrix == 18_800_640
     activations_bytes = 2 * rows * 5120 + 2 * rows * 6 * 2304
     assert_cost(op(rows), distinct * 2 * matrix + activations_bytes, 2 * 2 * rows * 6 * 2304 * 5120)
+
+
+def test_constants_of_the_kernels_are_those_of_the_geometry() -> None:
+    text = "".join(
+        (ptx.FOLDER / "uf" / f"{n}.cuh").read_text() for n in ("experts", "experts_wide")
+    )
+    found = dict(re.findall(r"(\w+) = (\d+)[,;]", text))
+    kernel = {name: int(found[name]) for name in ("LONG_BLOCKS", "PARTS", "NARROW_PAIRS", "WIDE")}
+    kernel |= {name: int(found[name]) for name in ("WIDE_WARPS", "STEP", "STAGES")}
+    own = experts_up
+    assert 32 * kernel["LONG_BLOCKS"] == own._LONG
+    assert (kernel["PARTS"], kernel["NARROW_PAIRS"]) == (own._PARTS, own._NARROW_PAIRS)
+    assert (kernel["WIDE"], kernel["WIDE_WARPS"]) == (own.WIDE, own._WIDE_WARPS)
+    assert kernel["STAGES"] * kernel["STEP"] * own.WIDE * 64 == own._RING_BYTES  # 32 bf16 of a row
+    assert own._FOLD_BYTES == 64 * own.WIDE * 4  # a warp's sums
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "units", "want"),
+    [
+        (1, 5120, 18, (18, 6, 256, 0)),  # eight parts: a CTA a unit
+        (7, 5120, 9, (9, 42, 256, 0)),
+        (7, 576, 80, (20, 42, 128, 0)),  # one part: a warp a unit
+        (256, 5120, 18, (18, 1536, 256, 0)),
+        (257, 5120, 18, (5, 384 + 24, 128, 32768 + 65536)),
+        (4096, 576, 80, (20, 768, 128, 32768)),
+    ],
+)
+def test_how_experts_are_spread(
+    rows: int, depth: int, units: int, want: tuple[int, int, int, int]
+) -> None:
+    pairs = rows * 6
+    wide = wide_rows(pairs, 384)
+    assert (wide is None) == (rows <= 256)
+    count = num_chunks(pairs, 384, wide) if wide else 0
+    chunks = scratch("c", count, 3, dtype="i32") if wide else None
+    g = experts_geometry(scratch("i", rows, 6, dtype="i32"), units, depth, chunks)
+    assert (g.x, g.y, g.threads, g.shared) == want

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.ops import assert_cost, assert_launch, io, scratch, weight
 from helpers.properties import examples
 from helpers.tiny import tensors
-from helpers.values import activations, dense_weight
 from ultraflash.graphs.ops.gate import Gate, route
+from ultraflash.graphs.ops.linear import Linear
 
 SCALE = 1.5
 
@@ -31,8 +32,9 @@ def test_against_the_authors(which: str) -> None:
         golden[f"{which}.{name}"] for name in ("x", "weight", "bias", "bias_vl", "is_image")
     )
     want_ids, want = golden[f"{which}.ids_sorted"], golden[f"{which}.w_sorted"]
+    logits = Linear.reference(x, w.astype(np.float64), groups=1, rounded=False)
     ids, weights = Gate.reference(
-        x, w.astype(np.float64), bias, bias_vl, is_image.astype(np.int32), want_ids.shape[1], SCALE
+        logits, bias, bias_vl, is_image.astype(np.int32), want_ids.shape[1], SCALE
     )
     assert ids.dtype == np.int32
     assert np.array_equal(ids, want_ids)
@@ -42,14 +44,14 @@ def test_against_the_authors(which: str) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 @pytest.mark.parametrize(("experts", "k"), [(8, 3), (384, 6), (4, 4), (8, 1)])
 def test_against_float64(rng: np.random.Generator, rows: int, experts: int, k: int) -> None:
-    x, w = activations(rng, rows, 64, spread=0.5), dense_weight(rng, experts, 64) * 2
+    logits = (2 * rng.normal(size=(rows, experts))).astype(np.float32)
     bias, bias_vl = (rng.normal(size=experts).astype(np.float32) for _ in range(2))
     is_image = (np.arange(rows) % 2).astype(np.int32)
-    ids, weights = Gate.reference(x, w, bias, bias_vl, is_image, k, SCALE)
+    ids, weights = Gate.reference(logits, bias, bias_vl, is_image, k, SCALE)
     assert ids.shape == weights.shape == (rows, k)
     assert weights.dtype == np.float32
     for row in range(rows):
-        scores = [score(math.fsum(x[row].astype(np.float64) * w[e])) for e in range(experts)]
+        scores = [score(float(logit)) for logit in logits[row]]
         own = bias_vl if is_image[row] else bias
         biased = [s + float(b) for s, b in zip(scores, own, strict=True)]
         best = sorted(range(experts), key=lambda e: -biased[e])[:k]
@@ -109,19 +111,18 @@ def test_equal_scores_go_to_the_lower_expert(scores: list[float], k: int) -> Non
 
 @every_choice
 def test_rows_stand_alone(rng: np.random.Generator, choice: Choice) -> None:
-    x, w = activations(rng, 16, 512), dense_weight(rng, 384, 512)
+    logits: F32 = rng.normal(size=(16, 384)).astype(np.float32)
     bias: F32 = bf16(rng.normal(size=384))
     image = (np.arange(16) % 5 == 0).astype(np.int32)
     assert_rows_alone(
-        lambda rows, is_image: Gate.reference(rows, w, bias, -bias, is_image, 6, SCALE),
-        [x, image],
+        lambda rows, is_image: Gate.reference(rows, bias, -bias, is_image, 6, SCALE),
+        [logits, image],
         choice,
     )
 
 
 OP = Gate(
-    scratch("x", 6, 5120),
-    weight("w", 384, 5120),
+    scratch("l", 6, 384, dtype="f32"),
     weight("b", 384, dtype="f32"),
     weight("bi", 384, dtype="f32"),
     io("im", 6),
@@ -133,10 +134,15 @@ OP = Gate(
 
 
 def test_launch() -> None:
-    assert_launch(OP, "gate", ("x", "w", "b", "bi", "im", "ids", "wt"), k=6, scale=SCALE)
+    assert_launch(OP, "gate", ("l", "b", "bi", "im", "ids", "wt"), k=6, scale=SCALE)
+
+
+@pytest.mark.parametrize(("experts", "k"), [(8, 3), (384, 6), (5000, 64)])
+def test_shared_memory_grows_with_experts(experts: int, k: int) -> None:
+    logits = scratch("l", 6, experts, dtype="f32")
+    assert replace(OP, logits=logits, k=k).geometry().shared == 4 * (2 * experts + k)
 
 
 def test_cost_of_the_release() -> None:
-    """A router: 1,966,080 bf16 weights and two biases (model.md 4.11)."""
-    rows = 6 * (2 * 5120 + 4 + 6 * (4 + 4))
-    assert_cost(OP, 2 * 1_966_080 + 2 * 384 * 4 + rows, 2 * 6 * 1_966_080)
+    """Logits and choices of six rows, two biases; the projection is a linear's (model.md 4.11)."""
+    assert_cost(OP, 6 * (384 * 4 + 4 + 6 * (4 + 4)) + 2 * 384 * 4)

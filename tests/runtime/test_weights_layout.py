@@ -11,18 +11,24 @@ import pytest
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.model import Model
+from ultraflash.graphs.numerics import bf16_from_bits
 from ultraflash.graphs.ops.linear import Linear
 from ultraflash.graphs.plan import Life, Ref
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.config import BUNDLED_CHECKPOINT
 from ultraflash.runtime.errors import WeightsError
+from ultraflash.runtime.weights.formats import decode_e2m1
 from ultraflash.runtime.weights.layout import (
+    FP4_BITS,
     Bf16Tiles,
+    Fp4Scales,
+    Fp4Tiles,
     Fp8Tiles,
     Relayout,
     check_range,
     layout_of,
+    scales_layout_of,
     stored_sizes,
 )
 
@@ -96,6 +102,59 @@ def test_fp8_tiles_are_the_same_operands_after_masks_and_shifts() -> None:
                 assert got == x[16 + row, 32 + column(product, k)]
 
 
+def rotated(word: int, right: int) -> int:
+    return (word >> right | word << (32 - right)) & 0xFFFFFFFF
+
+
+def pairs_of(word: int) -> list[int]:
+    """What `fp4_pairs` of ptx/uf/fp4.cuh makes of a word."""
+    last = (rotated(word, 4) & 0x80C080C0) | ((word << 4) & 0x01000100)
+    return [w & 0x81C081C0 for w in (word, word << 6, rotated(word, 6))] + [last]
+
+
+def test_every_bit_of_an_fp4_word_has_one_place() -> None:
+    places = [(place + 16 * half) % 32 for bits in FP4_BITS for place in bits for half in (0, 1)]
+    assert sorted(places) == list(range(32))
+
+
+def test_fp4_tiles_become_bf16_with_masks_and_rotations() -> None:
+    """Registers of a lane's four rows: neighbours along k, each value times 2^-126."""
+    rng = np.random.default_rng(6)
+    x = rng.integers(0, 256, (96, 32), np.uint8)
+    values = decode_e2m1(x)
+    words = Fp4Tiles.reference(x).reshape(3, 2, 32, 16).view("<u4")
+    for tile in (0, 2):
+        for lane in range(32):
+            for j in range(4):
+                row, k = 32 * tile + 8 * j + lane // 4, 32 + 8 * (lane % 4)
+                pairs = pairs_of(int(words[tile, 1, lane, j]))
+                halves = [pair >> shift & 0xFFFF for pair in pairs for shift in (0, 16)]
+                got = bf16_from_bits(np.array(halves, np.uint16)).astype(np.float64) * 2.0**126
+                assert got.tolist() == values[row, k : k + 8].tolist()
+
+
+def test_fp4_scales_of_a_lane_are_a_word() -> None:
+    x = (np.arange(64 * 5) % 251).astype(np.uint8).reshape(64, 5)
+    y = Fp4Scales.reference(x).reshape(2, 5, 8, 4)
+    for g in range(8):
+        for j in range(4):
+            assert y[1, 3, g, j] == x[32 + 8 * j + g, 3]
+
+
+@pytest.mark.parametrize("layout", [Fp4Tiles, Fp4Scales])
+@pytest.mark.parametrize(("rows", "columns"), [(32, 64), (64, 288), (40, 32), (8, 96)])
+def test_fp4_keeps_everything_and_fills_up_with_zeros(
+    layout: type[Relayout], rows: int, columns: int
+) -> None:
+    x = np.random.default_rng(rows).integers(1, 256, (rows, columns // layout.PACKED), np.uint8)
+    y = layout.reference(x)
+    assert y.shape == layout.laid(rows, columns) == layout.of(rows, columns).y.shape
+    ones = np.unpackbits(x).sum() if layout is Fp4Tiles else np.count_nonzero(x)
+    assert (np.unpackbits(y).sum() if layout is Fp4Tiles else np.count_nonzero(y)) == ones
+    whole = layout.reference(x[:32]), layout.reference(x[32:]) if rows > 32 else y[1:]
+    assert np.array_equal(np.concatenate(whole), y)
+
+
 def test_linears_read_tiles_and_nothing_else_does() -> None:
     for model in (Model.from_checkpoint(BUNDLED_CHECKPOINT), release_model()):
         plan = build_decode(Build(model, Capacity(1, 1024), block=5), 4, 1)
@@ -103,6 +162,8 @@ def test_linears_read_tiles_and_nothing_else_does() -> None:
             for name, ref in node.op.refs:
                 if ref.life is Life.WEIGHT:
                     tiled = layout_of(ref.name, ref.dtype) in (Fp8Tiles, Bf16Tiles)
+                    assert (layout_of(ref.name, ref.dtype) is Fp4Tiles) == (ref.dtype == "fp4")
+                    assert (scales_layout_of(ref.dtype) is Fp4Scales) == (ref.dtype == "fp4")
                     assert tiled == (isinstance(node.op, Linear) and name == "w"), ref
 
 
@@ -115,7 +176,9 @@ def test_linears_read_tiles_and_nothing_else_does() -> None:
         (Ref("layers.2.attn.indexer.weights_proj", (4, 5120), "bf16", Life.WEIGHT), (163840,)),
         (Ref("norm", (5120,), "bf16", Life.WEIGHT), (10240,)),
         (Ref("head", (4, 30), "bf16", Life.SCRATCH), (240,)),
-        (Ref("experts", (8, 16, 64), "fp4", Life.WEIGHT), (8 * 16 * 32, 8 * 16 * 2)),
+        (Ref("experts", (8, 64, 96), "fp4", Life.WEIGHT), (8 * 64 * 48, 8 * 64 * 3)),
+        (Ref("experts", (8, 16, 64), "fp4", Life.WEIGHT), (8 * 32 * 32, 8 * 32 * 2)),
+        (Ref("experts", (8, 16, 64), "fp4", Life.SCRATCH), (8 * 16 * 32, 8 * 16 * 2)),
     ],
     ids=str,
 )
