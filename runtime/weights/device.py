@@ -72,8 +72,8 @@ def upload_weights(
     """Verify the checkpoint and place one rank's part of every weight.
 
     Raises:
-        WeightsError: when the checkpoint does not fit the model, holds scales out of range or cannot
-            be split.
+        WeightsError: when the checkpoint does not fit the model, holds scales out of range or
+            cannot be split.
     """
     index.verify(model)
     rows = list(weight_table(model).values())
