@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
 from ultraflash.graphs.plan import Plan
+from ultraflash.runtime.errors import DeviceError
 
 Array = npt.NDArray[Any]
+Bytes = bytes | memoryview  # a memoryview of unsigned bytes that nobody writes to
+
+
+class Rows(NamedTuple):
+    """Rows [start, end) of a slot's state buffer."""
+
+    name: str
+    start: int
+    end: int
+
+    def check_bytes(self, expected: int, found: int) -> None:
+        """Whether bytes fill these rows.
+
+        Raises:
+            DeviceError: when they do not.
+        """
+        if found != expected:
+            raise DeviceError(
+                f"rows {self.start} to {self.end} of state {self.name} have {expected} bytes, "
+                f"{found} were given"
+            )
+
+
+class Staged(Protocol):
+    """State on its way to the host, as it was when it was asked for."""
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether all of it has arrived, after at most `seconds`; None: however long it takes."""
+
+    def take(self) -> Bytes:
+        """The bytes, waited for.
+
+        Raises:
+            EngineError: when the copy failed.
+        """
 
 
 class Runner(Protocol):
@@ -70,4 +107,20 @@ class Backend(Protocol):
 
         Raises:
             EngineError: when no plan has named such a buffer.
+        """
+
+    def stage(self, slot: int, rows: Sequence[Rows], head: bytes = b"") -> Staged:
+        """Begin to bring rows of a slot to the host: `head`, then the rows one behind the other, in
+        their own types. Steps that follow may overwrite them.
+
+        Raises:
+            EngineError: when no plan has named such a buffer.
+        """
+
+    def restore(self, slot: int, parts: Sequence[tuple[Rows, Bytes]]) -> None:
+        """Put bytes that `stage` brought back into rows of a slot, on every rank. The bytes may go
+        afterwards; steps that follow see the rows.
+
+        Raises:
+            EngineError: when no plan has named such a buffer, or rows and bytes differ in size.
         """

@@ -8,14 +8,14 @@ It knows no operation. bf16 buffers are float32 arrays, quantised weights exact 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from ultraflash.graphs.plan import Life, Node, Plan, Ref
-from ultraflash.runtime.backend import Array
+from ultraflash.runtime.backend import Array, Bytes, Rows
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.weights.load import Weights
 
@@ -39,6 +39,19 @@ class _Call:
     fixed: list[list[Any]]  # one argument list a rank
     named: list[tuple[int, str]]  # (argument index, buffer that is looked up at run time)
     out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """Implements `Staged`: copied when it was asked for."""
+
+    data: bytes
+
+    def wait(self, seconds: float | None = None) -> bool:
+        return True
+
+    def take(self) -> bytes:
+        return self.data
 
 
 class NumpyBackend:
@@ -103,6 +116,26 @@ class NumpyBackend:
         """
         for rank in range(self.world):
             self._named(name, rank)[slot, start : start + len(rows)] = rows
+
+    def stage(self, slot: int, rows: Sequence[Rows], head: bytes = b"") -> _Brought:
+        """Copy rows at once.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer.
+        """
+        return _Brought(head + b"".join(self.read_state(n, slot, a, b).tobytes() for n, a, b in rows))
+
+    def restore(self, slot: int, parts: Sequence[tuple[Rows, Bytes]]) -> None:
+        """Bytes into rows, on every rank.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer, or rows and bytes differ in size.
+        """
+        for rows, data in parts:
+            old = self._named(rows.name, 0)[slot, rows.start : rows.end]
+            rows.check_bytes(old.nbytes, len(data))
+            values = np.frombuffer(data, old.dtype).reshape(old.shape)
+            self.write_state(rows.name, slot, rows.start, values)
 
     def _named(self, name: str, rank: int) -> Array:
         array = self._state[rank].get(name)

@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Ref
-from ultraflash.runtime.backend import Array, Backend
+from ultraflash.runtime.backend import Backend, Bytes, Rows, Staged
 from ultraflash.runtime.errors import SnapshotError
 from ultraflash.runtime.resume import Kind
 
@@ -119,28 +119,34 @@ class Layout:
         """Payload of a point."""
         return sum(_row_bytes(ref) * rows for ref, rows in self._point_rows(length, kind))
 
-    def export_segment(self, backend: Backend, slot: int, start: int, end: int) -> bytes:
-        """Global KV of positions [start, end) of a slot that has processed them."""
-        parts = [
-            backend.read_state(ref.name, slot, start // ratio, end // ratio).tobytes()
-            for ref, ratio in self.entries
-        ]
-        return self._head(_SEGMENT, 0, start, end, self.segment_bytes(start, end)) + b"".join(parts)
+    def stage_segment(self, backend: Backend, slot: int, start: int, end: int) -> Staged:
+        """Begin to bring out global KV of positions [start, end) of a slot that has processed them.
 
-    def export_point(self, backend: Backend, slot: int, length: int, kind: Kind) -> bytes:
-        """Everything else that a conversation of `length` tokens needs; at most `reach` rows may
-        have been processed behind them.
+        Steps that follow do not change what arrives, here and in `stage_point`.
         """
-        parts = [
-            backend.read_state(ref.name, slot, *span).tobytes()
-            for ref, rows in self._point_rows(length, kind)
-            for span in _spans(length, rows, ref.shape[1])
-        ]
+        rows = [Rows(ref.name, start // ratio, end // ratio) for ref, ratio in self.entries]
+        head = self._head(_SEGMENT, 0, start, end, self.segment_bytes(start, end))
+        return backend.stage(slot, rows, head)
+
+    def stage_point(self, backend: Backend, slot: int, length: int, kind: Kind) -> Staged:
+        """Begin to bring out everything else that a conversation of `length` tokens needs; at most
+        `reach` rows may have been processed behind them.
+        """
         size = self.point_bytes(length, kind)
-        return self._head(_POINT, _KINDS[kind], 0, length, size) + b"".join(parts)
+        head = self._head(_POINT, _KINDS[kind], 0, length, size)
+        rows = [Rows(ref.name, *span) for ref, span in self._point_spans(length, kind)]
+        return backend.stage(slot, rows, head)
+
+    def export_segment(self, backend: Backend, slot: int, start: int, end: int) -> Bytes:
+        """`stage_segment`, waited for."""
+        return self.stage_segment(backend, slot, start, end).take()
+
+    def export_point(self, backend: Backend, slot: int, length: int, kind: Kind) -> Bytes:
+        """`stage_point`, waited for."""
+        return self.stage_point(backend, slot, length, kind).take()
 
     def restore(
-        self, backend: Backend, slot: int, length: int, point: bytes, segments: Sequence[bytes]
+        self, backend: Backend, slot: int, length: int, point: Bytes, segments: Sequence[Bytes]
     ) -> Kind:
         """Put a conversation of `length` tokens into a slot; what the point was.
 
@@ -152,23 +158,33 @@ class Layout:
         """
         kind = self._check_point(point, length)
         headers = self._check_segments(segments, length)
+        parts = list(self._point_parts(point, length, kind))
         for data, header in zip(segments, headers, strict=True):
-            self._restore_segment(backend, slot, data, header, length)
-        reader = _Reader(point)
-        for ref, rows in self._point_rows(length, kind):
-            for span in _spans(length, rows, ref.shape[1]):
-                backend.write_state(ref.name, slot, span[0], reader.take(ref, span[1] - span[0]))
+            parts += self._segment_parts(data, header, length)
+        backend.restore(slot, parts)
         return kind
 
-    def _restore_segment(
-        self, backend: Backend, slot: int, data: bytes, header: _Header, length: int
-    ) -> None:
+    def _point_parts(self, data: Bytes, length: int, kind: Kind) -> Iterator[tuple[Rows, Bytes]]:
+        reader = _Reader(data)
+        for ref, (first, end) in self._point_spans(length, kind):
+            yield Rows(ref.name, first, end), reader.take(ref, end - first)
+
+    def _segment_parts(
+        self, data: Bytes, header: _Header, length: int
+    ) -> Iterator[tuple[Rows, Bytes]]:
+        """What a segment holds of the first `length` positions."""
         reader = _Reader(data)
         for ref, ratio in self.entries:
-            first, count = header.start // ratio, header.end // ratio - header.start // ratio
-            rows = reader.take(ref, count)[: max(0, length // ratio - first)]
-            if len(rows):
-                backend.write_state(ref.name, slot, first, rows)
+            first, end = header.start // ratio, header.end // ratio
+            rows, used = reader.take(ref, end - first), min(end, length // ratio)
+            if first < used:
+                yield Rows(ref.name, first, used), rows[: (used - first) * _row_bytes(ref)]
+
+    def _point_spans(self, length: int, kind: Kind) -> Iterator[tuple[Ref, tuple[int, int]]]:
+        """`_point_rows`, as stretches of their rings."""
+        for ref, rows in self._point_rows(length, kind):
+            for span in _spans(length, rows, ref.shape[1]):
+                yield ref, span
 
     def _point_rows(self, length: int, kind: Kind) -> Iterator[tuple[Ref, int]]:
         """(ring, how many of the last rows before `length`)."""
@@ -184,7 +200,7 @@ class Layout:
     def _head(self, magic: bytes, kind: int, start: int, end: int, payload: int) -> bytes:
         return _HEADER.pack(magic, VERSION, kind, start, end, payload, self.digest)
 
-    def _check_point(self, point: bytes, length: int) -> Kind:
+    def _check_point(self, point: Bytes, length: int) -> Kind:
         header = self._read_header(point, _POINT, "point")
         kind = next((k for k, number in _KINDS.items() if number == header.kind), None)
         if kind is None:
@@ -194,7 +210,7 @@ class Layout:
         _check_size("point", header.payload, self.point_bytes(length, kind))
         return kind
 
-    def _check_segments(self, segments: Sequence[bytes], length: int) -> list[_Header]:
+    def _check_segments(self, segments: Sequence[Bytes], length: int) -> list[_Header]:
         headers = [self._read_header(data, _SEGMENT, "segment") for data in segments]
         at = 0
         for header in headers:
@@ -208,7 +224,7 @@ class Layout:
             raise SnapshotError(f"segments end at {at}, {length} positions are to be restored")
         return headers
 
-    def _read_header(self, data: bytes, magic: bytes, what: str) -> _Header:
+    def _read_header(self, data: Bytes, magic: bytes, what: str) -> _Header:
         if len(data) < _HEADER.size:
             raise SnapshotError(f"{len(data)} bytes are no {what}: its header has {_HEADER.size}")
         found, version, kind, start, end, payload, layout = _HEADER.unpack_from(data)
@@ -226,14 +242,13 @@ class Layout:
 class _Reader:
     """Takes rows from a payload, in order."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, _HEADER.size
+    def __init__(self, data: Bytes) -> None:
+        self._left = memoryview(data)[_HEADER.size :]
 
-    def take(self, ref: Ref, rows: int) -> Array:
-        shape = rows, *ref.shape[2:]
-        values = np.frombuffer(self._data, _DTYPES[ref.dtype], prod(shape), self._at)
-        self._at += values.nbytes
-        return values.reshape(shape)
+    def take(self, ref: Ref, rows: int) -> memoryview:
+        size = rows * _row_bytes(ref)
+        taken, self._left = self._left[:size], self._left[size:]
+        return taken
 
 
 def _group(ref: Ref, decoder_start: int) -> str | None:
