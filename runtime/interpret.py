@@ -123,7 +123,9 @@ class NumpyBackend:
         Raises:
             DeviceError: when no plan has named such a buffer.
         """
-        return _Brought(head + b"".join(self.read_state(n, slot, a, b).tobytes() for n, a, b in rows))
+        return _Brought(
+            head + b"".join(self.read_state(n, slot, a, b).tobytes() for n, a, b in rows)
+        )
 
     def restore(self, slot: int, parts: Sequence[tuple[Rows, Bytes]]) -> None:
         """Bytes into rows, on every rank.

@@ -6,19 +6,21 @@ host sees the reference operations' form (bf16 as float32), so that tests compar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from ultraflash import ptx
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Plan, Ref
-from ultraflash.runtime.backend import Array
+from ultraflash.runtime.backend import Array, Bytes, Rows
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import DeviceError
+from ultraflash.runtime.gpu.copies import UNIT, Arriving, Copies, Span
 from ultraflash.runtime.gpu.driver import (
     Address,
     Device,
@@ -98,13 +100,15 @@ class CudaBackend:
                 f"plan {plan.name} is for world {plan.world}, this backend has one GPU"
             )
         units = {node: Unit.of(node.op) for node in plan.nodes}
-        wanted = [u for u in units.values() if u not in self._functions]
+        wanted = [u for u in (UNIT, *units.values()) if u not in self._functions]
         for unit, kernel in compile_units(wanted, self.device.arch, self._cache_dir).items():
             self._functions[unit] = Function(kernel.cubin, unit.entry)
+        _ = self._copies  # its memory, too, is taken before the first step
         return CudaRunner(self, plan, {node: self._functions[u] for node, u in units.items()})
 
     def clear_slot(self, slot: int) -> None:
         """Zero every state buffer of a slot."""
+        self.stream.wait()
         for ref, address in self._state.values():
             size = ref.nbytes // ref.shape[0]
             clear(address + slot * size, size)
@@ -115,9 +119,10 @@ class CudaBackend:
         Raises:
             DeviceError: when no plan has named such a buffer.
         """
-        address, shape, dtype = self._rows(name, slot, start)
-        rows = np.empty((end - start, *shape), dtype)
-        download(address, rows)
+        ref, _ = self._named(name)
+        rows = np.empty((end - start, *ref.shape[2:]), STORED[ref.dtype])
+        self.stream.wait()  # for what `restore` has under way
+        download(self._span(slot, Rows(name, start, end)).address, rows)
         return rows
 
     def write_state(self, name: str, slot: int, start: int, rows: Array) -> None:
@@ -126,18 +131,45 @@ class CudaBackend:
         Raises:
             DeviceError: when no plan has named such a buffer.
         """
-        address, _, dtype = self._rows(name, slot, start)
-        upload(address, rows.astype(dtype, copy=False))
+        ref, _ = self._named(name)
+        self.stream.wait()
+        span = self._span(slot, Rows(name, start, start + len(rows)))
+        upload(span.address, rows.astype(STORED[ref.dtype], copy=False))
 
-    def _rows(
-        self, name: str, slot: int, start: int
-    ) -> tuple[Address, tuple[int, ...], npt.DTypeLike]:
+    def stage(self, slot: int, rows: Sequence[Rows], head: bytes = b"") -> Arriving:
+        """Begin to bring rows of a slot to the host, as the steps queued so far leave them.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer.
+        """
+        spans = [self._span(slot, some) for some in rows]
+        return self._copies.stage(spans, head)
+
+    def restore(self, slot: int, parts: Sequence[tuple[Rows, Bytes]]) -> None:
+        """Put bytes into rows of a slot; steps queued from now on see them.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer, or rows and bytes differ in size.
+        """
+        spans = [self._span(slot, rows) for rows, _ in parts]
+        for span, (rows, data) in zip(spans, parts, strict=True):
+            rows.check_bytes(span.size, len(data))
+        self._copies.restore(spans, [data for _, data in parts])
+
+    @cached_property
+    def _copies(self) -> Copies:
+        return Copies(self.device, self.stream, self._functions[UNIT])
+
+    def _span(self, slot: int, rows: Rows) -> Span:
+        ref, address = self._named(rows.name)
+        row_bytes = ref.nbytes // (ref.shape[0] * ref.shape[1])
+        first = slot * ref.shape[1] + rows.start
+        return Span(address + first * row_bytes, (rows.end - rows.start) * row_bytes)
+
+    def _named(self, name: str) -> tuple[Ref, Address]:
         if name not in self._state:
             raise DeviceError(f"no plan has named a state buffer {name!r}")
-        ref, address = self._state[name]
-        row_bytes = ref.nbytes // (ref.shape[0] * ref.shape[1])
-        at = address + (slot * ref.shape[1] + start) * row_bytes
-        return at, ref.shape[2:], STORED[ref.dtype]
+        return self._state[name]
 
     def state(self, ref: Ref) -> Address:
         """A state buffer, allocated when first named."""

@@ -92,13 +92,16 @@ class Device:
                 f"GPU {ordinal} ({name}) is {arch}, kernels exist for {', '.join(ARCHITECTURES)}: "
                 f"use a Hopper or Blackwell GPU, or {_OTHERWISE}"
             )
-        context = check(cu.cuDevicePrimaryCtxRetain(device), f"taking GPU {ordinal}")
-        check(cu.cuCtxSetCurrent(context), f"taking GPU {ordinal}")
+        _enter(ordinal)
         _, total = memory()
         attribute = cu.CUdevice_attribute
         l2_bytes = _attribute(device, attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
         num_sms = _attribute(device, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         return cls(ordinal, name, arch, total, l2_bytes, num_sms, version)
+
+    def enter(self) -> None:
+        """Make its context current in another thread, which can work with it from then on."""
+        _enter(self.ordinal)
 
 
 def memory() -> tuple[int, int]:
@@ -121,7 +124,7 @@ def allocate(size: int, what: str) -> Address:
             f"{total / 2**30:.2f} GiB are free: lower the context or --max-sequences, or end what "
             f"else runs on this GPU"
         )
-    check(cu.cuMemsetD8(address, 0, max(size, 1)), f"clearing {what}")
+    clear(int(address), max(size, 1))
     return int(address)
 
 
@@ -130,6 +133,8 @@ def upload(address: Address, array: npt.NDArray[Any]) -> None:
     data = np.ascontiguousarray(array)
     if data.nbytes:
         check(cu.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes), "copying to the GPU")
+        # The call may return before the last bytes are there, and streams of ours do not wait.
+        check(cu.cuStreamSynchronize(0), "copying to the GPU", _LOST)
 
 
 def download(address: Address, array: npt.NDArray[Any]) -> None:
@@ -139,8 +144,9 @@ def download(address: Address, array: npt.NDArray[Any]) -> None:
 
 
 def clear(address: Address, size: int) -> None:
-    """Zero device memory."""
+    """Zero device memory and wait: streams do not wait for the default one by themselves."""
     check(cu.cuMemsetD8(address, 0, size), "clearing GPU memory")
+    check(cu.cuStreamSynchronize(0), "clearing GPU memory", _LOST)
 
 
 def copy(to: Address, source: Address, size: int) -> None:
@@ -223,6 +229,10 @@ class Stream:
         """Queue a copy to pinned memory."""
         check(cu.cuMemcpyDtoHAsync(host, address, size, self.handle), "copying from the GPU")
 
+    def wait_for(self, event: Event) -> None:
+        """What is queued from now on begins after `event`, as it was recorded last."""
+        check(cu.cuStreamWaitEvent(self.handle, event.handle, 0), "waiting for another stream")
+
     def wait(self) -> None:
         """Wait until everything queued is done, without holding the interpreter lock."""
         check(cu.cuStreamSynchronize(self.handle), "a step", _LOST)
@@ -260,18 +270,30 @@ class Graph:
 class Event:
     """A moment of a stream's work."""
 
-    def __init__(self) -> None:
-        """Make one that measures time."""
-        flag = cu.CUevent_flags.CU_EVENT_DEFAULT
-        self._handle = check(cu.cuEventCreate(flag), "making an event")
+    def __init__(self, *, timing: bool = True) -> None:
+        """Make one that measures time, or one to wait for."""
+        flags = cu.CUevent_flags
+        waited = flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC
+        flag = flags.CU_EVENT_DEFAULT if timing else waited
+        self.handle = check(cu.cuEventCreate(flag), "making an event")
 
     def record(self, stream: Stream) -> None:
         """Happen when everything queued so far is done."""
-        check(cu.cuEventRecord(self._handle, stream.handle), "recording an event")
+        check(cu.cuEventRecord(self.handle, stream.handle), "recording an event")
+
+    def wait(self) -> None:
+        """Sleep until it has happened, without holding the interpreter lock."""
+        check(cu.cuEventSynchronize(self.handle), "a copy", _LOST)
 
     def since(self, earlier: Event) -> float:
         """Milliseconds between two events that have happened."""
-        return float(check(cu.cuEventElapsedTime(earlier._handle, self._handle), "timing"))
+        return float(check(cu.cuEventElapsedTime(earlier.handle, self.handle), "timing"))
+
+
+def _enter(ordinal: int) -> None:
+    device = check(cu.cuDeviceGet(ordinal), f"opening GPU {ordinal}")
+    context = check(cu.cuDevicePrimaryCtxRetain(device), f"taking GPU {ordinal}")
+    check(cu.cuCtxSetCurrent(context), f"taking GPU {ordinal}")
 
 
 def _start() -> str:

@@ -2,14 +2,17 @@
 
 It stands where `runtime/gpu/driver.py` has the bindings (`cu`). Enumerations are the bindings' own;
 a call that this driver does not know is an error of the test. Copies outside of what was allocated
-fail, as a memory checker would have it.
+fail, as a memory checker would have it. Work on streams is done at once, or, for tests that want
+to see what order is really asked for, as late as events and waits allow (`lazy`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,9 +35,46 @@ class Gpu:
     num_sms: int = 4
 
 
+@dataclass(eq=False)
+class Queue:
+    """A stream: work that has not been done yet, numbered."""
+
+    lock: Any
+    work: deque[tuple[int, Callable[[], Any]]] = field(default_factory=deque)
+    count: int = 0
+
+    def push(self, step: Callable[[], Any]) -> int:
+        with self.lock:
+            self.count += 1
+            self.work.append((self.count, step))
+            return self.count
+
+    def run_to(self, number: int) -> None:
+        """Do everything up to a piece of work; another thread may have done it already."""
+        with self.lock:
+            while self.work and self.work[0][0] <= number:
+                self.work.popleft()[1]()
+
+
+@dataclass(eq=False)
+class Moment:
+    """An event: where it was recorded last, and when that happened."""
+
+    at: float = 0.0
+    stream: Queue | None = None
+    number: int = 0
+
+    def happen(self) -> None:
+        if self.stream:
+            self.stream.run_to(self.number)
+
+
 @dataclass
 class FakeCuda:
-    """State of the driver. `fail` maps a call's name to the error that it answers from now on."""
+    """State of the driver. `fail` maps a call's name to the error that it answers from now on;
+    `kernels` gives the ones that do something: the size of their arguments, and what they do with
+    their bytes and grid.
+    """
 
     gpus: tuple[Gpu, ...] = (Gpu(),)
     version: int = 13000
@@ -45,7 +85,15 @@ class FakeCuda:
     allocated: dict[int, Any] = field(default_factory=dict, repr=False)
     pinned: dict[int, Any] = field(default_factory=dict, repr=False)
     graph_launches: int = 0
+    lazy: bool = False  # work waits until somebody waits for it
+    kernels: dict[str, tuple[int, Callable[[bytes, tuple[int, ...]], None]]] = field(
+        default_factory=dict, repr=False
+    )
+    _lock: Any = field(default_factory=threading.RLock, repr=False)
     _capture: list[Callable[[], None]] | None = None
+
+    def __post_init__(self) -> None:
+        self.kernels["uf_move_rows"] = 170 * 24, self._move_rows
 
     def __getattr__(self, name: str) -> Any:
         """Enumerations of the real bindings; calls are those below."""
@@ -144,10 +192,10 @@ class FakeCuda:
         return self.cuMemcpyDtoH(to, source, size)
 
     def cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: Any) -> tuple[Any, ...]:
-        return self._queue(lambda: self.cuMemcpyHtoD(to, source, size))
+        return self._queue(stream, lambda: self.cuMemcpyHtoD(to, source, size))
 
     def cuMemcpyDtoHAsync(self, to: int, source: int, size: int, stream: Any) -> tuple[Any, ...]:
-        return self._queue(lambda: self.cuMemcpyDtoH(to, source, size))
+        return self._queue(stream, lambda: self.cuMemcpyDtoH(to, source, size))
 
     def cuModuleLoadData(self, cubin: bytes) -> tuple[Any, ...]:
         return OK, cubin
@@ -160,18 +208,30 @@ class FakeCuda:
         return (OK,)
 
     def cuStreamCreate(self, flag: Any) -> tuple[Any, ...]:
-        return OK, "stream"
+        return OK, Queue(self._lock)
 
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
         assert self._capture is None, "waiting is not allowed while a graph is captured"
+        if stream:  # 0: the default one, where everything is done at once
+            stream.run_to(stream.count)
         return (OK,)
+
+    def cuStreamWaitEvent(self, stream: Any, event: Moment, flags: int) -> tuple[Any, ...]:
+        return self._queue(stream, Moment(0.0, event.stream, event.number).happen)
 
     def cuLaunchKernel(
         self, function: str, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int,
         stream: Any, parameters: int, extra: int,
     ) -> tuple[Any, ...]:  # fmt: skip
         launch = function, (gx, gy, gz), (bx, by, bz), shared
-        return self._queue(lambda: self.launches.append(launch))
+        size, act = self.kernels.get(function, (0, lambda raw, grid: None))
+        raw = ctypes.string_at(ctypes.c_uint64.from_address(parameters).value, size)
+
+        def run() -> None:
+            self.launches.append(launch)
+            act(raw, (gx, gy, gz))
+
+        return self._queue(stream, run)
 
     def cuStreamBeginCapture(self, stream: Any, mode: Any) -> tuple[Any, ...]:
         self._capture = []
@@ -199,24 +259,36 @@ class FakeCuda:
     def cuGraphLaunch(self, graph: list[Callable[[], None]], stream: Any) -> tuple[Any, ...]:
         self.graph_launches += 1
         for step in graph:
-            step()
+            self._queue(stream, step)
         return (OK,)
 
     def cuEventCreate(self, flag: Any) -> tuple[Any, ...]:
-        return OK, [0.0]
+        return OK, Moment()
 
-    def cuEventRecord(self, event: list[float], stream: Any) -> tuple[Any, ...]:
-        event[0] = time.perf_counter()
+    def cuEventRecord(self, event: Moment, stream: Any) -> tuple[Any, ...]:
+        self._queue(stream, lambda: setattr(event, "at", time.perf_counter()))
+        event.stream, event.number = stream, stream.count
         return (OK,)
 
-    def cuEventElapsedTime(self, start: list[float], end: list[float]) -> tuple[Any, ...]:
-        return OK, 1e3 * (end[0] - start[0])
+    def cuEventSynchronize(self, event: Moment) -> tuple[Any, ...]:
+        event.happen()
+        return (OK,)
 
-    def _queue(self, step: Callable[[], Any]) -> tuple[Any, ...]:
-        if self._capture is None:
-            step()
-        else:
+    def cuEventElapsedTime(self, start: Moment, end: Moment) -> tuple[Any, ...]:
+        return OK, 1e3 * (end.at - start.at)
+
+    def _move_rows(self, raw: bytes, grid: tuple[int, ...]) -> None:
+        """What ptx/state/move_rows.cu does."""
+        for to, source, size in np.frombuffer(raw, np.uint64).reshape(-1, 3)[: grid[0]].tolist():
+            self.cuMemcpyDtoD(to, source, size)
+
+    def _queue(self, stream: Queue, step: Callable[[], Any]) -> tuple[Any, ...]:
+        if self._capture is not None:
             self._capture.append(step)
+            return (OK,)
+        number = stream.push(step)
+        if not self.lazy:
+            stream.run_to(number)
         return (OK,)
 
     def _inside(self, address: int, size: int) -> None:

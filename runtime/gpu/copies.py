@@ -1,0 +1,205 @@
+"""State between device and host while steps run.
+
+Out: rows are gathered into a lane's device memory on the stream of the steps, before the next step
+can overwrite them; a stream of its own carries them to the lane's pinned memory; a thread copies
+them to memory that they may keep, which frees the lane. Back: the same way in reverse, and the
+steps wait for it on the device. Nothing here knows what state is, only addresses and sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ultraflash.runtime.backend import Bytes
+from ultraflash.runtime.gpu.driver import Address, Device, Event, Function, Pinned, Stream, allocate
+from ultraflash.runtime.gpu.nvrtc import Unit
+
+# A full-size restore point has 2.9 MB, a segment of 8,192 tokens 7.3 MB: the lanes hold three pairs
+# of them, which is what leaves when three answers end in one step.
+LANES, LANE_BYTES = 9, 4 << 20
+_THREADS = 4
+_PIECES = 170  # of one launch: its arguments stay below 4 KiB
+_CTA_BYTES = 16 << 10  # that a CTA moves, about
+_MAX_CTAS = 64  # of a piece
+
+UNIT = Unit(
+    "state/move_rows",
+    f"struct Piece {{ u64 to, from, bytes; }};\nstruct Args {{ Piece pieces[{_PIECES}]; }};\n",
+)
+
+
+class Span(NamedTuple):
+    """A stretch of device memory."""
+
+    address: Address
+    size: int
+
+
+class Arriving:
+    """Implements `Staged`: parts of a buffer that threads are filling."""
+
+    def __init__(self, data: npt.NDArray[np.uint8], parts: list[Future[None]]) -> None:
+        """`data` must not be written to by anybody else."""
+        self._data, self._parts = data, parts
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether all of it is there, after at most `seconds`; None: however long it takes."""
+        return not wait(self._parts, seconds).not_done
+
+    def take(self) -> memoryview:
+        """The bytes, waited for.
+
+        Raises:
+            DeviceError: when the copy failed.
+        """
+        for part in self._parts:
+            part.result()
+        self._data.flags.writeable = False
+        return self._data.data
+
+
+class _Lane:
+    """A buffer on the device and one of the same size on the host."""
+
+    def __init__(self) -> None:
+        self.host, self.address = Pinned(LANE_BYTES), allocate(LANE_BYTES, "staging of state")
+        self.gathered, self.moved = Event(timing=False), Event(timing=False)
+        self._last: Future[None] | None = None
+
+    def busy_until(self, last: Future[None]) -> Future[None]:
+        """Nobody else may have the lane before `last` is done and `moved` has happened."""
+        self._last = last
+        return last
+
+    def wait(self) -> None:
+        """Until nobody uses it."""
+        if self._last is not None:
+            self._last.result()
+            self.moved.wait()
+
+
+class Copies:
+    """Moves stretches of one device's memory out and back, beside the steps on `steps`."""
+
+    def __init__(self, device: Device, steps: Stream, move: Function) -> None:
+        """`move`: the kernel of `UNIT`."""
+        self._steps, self._move_rows, self._stream = steps, move, Stream()
+        self._lanes = [_Lane() for _ in range(LANES)]
+        self._turn = 0
+        self._all_sent, self._steps_so_far = Event(timing=False), Event(timing=False)
+        self._pool = ThreadPoolExecutor(_THREADS, "state copies", initializer=device.enter)
+
+    def stage(self, spans: Sequence[Span], head: bytes = b"") -> Arriving:
+        """Begin to bring out `head` and behind it the spans, as the steps queued so far leave them.
+
+        Waits only while all lanes are busy.
+        """
+        whole = np.empty(len(head) + sum(span.size for span in spans), np.uint8)
+        whole[: len(head)] = np.frombuffer(head, np.uint8)
+        at, parts = len(head), []
+        for load in _loads(spans):
+            lane, size = self._next_lane(), sum(span.size for span in load)
+            self._move(self._steps, _pieces(load, lane.address, inwards=False))
+            lane.gathered.record(self._steps)
+            self._stream.wait_for(lane.gathered)
+            self._stream.copy_out(lane.host.address, lane.address, size)
+            lane.moved.record(self._stream)
+            part = self._pool.submit(_collect, lane, whole[at : at + size])
+            parts.append(lane.busy_until(part))
+            at += size
+        return Arriving(whole, parts)
+
+    def restore(self, spans: Sequence[Span], data: Sequence[Bytes]) -> None:
+        """Put bytes into as many spans of their sizes; steps queued from now on see them.
+
+        Steps queued before have the memory to themselves. Returns when `data` may go.
+        """
+        self._steps_so_far.record(self._steps)
+        self._stream.wait_for(self._steps_so_far)
+        sources, parts = _Source(data), []
+        for load in _loads(spans):
+            lane = self._next_lane()
+            pieces = sources.take(sum(span.size for span in load))
+            part = self._pool.submit(self._send, lane, load, pieces)
+            parts.append(lane.busy_until(part))
+        for part in parts:
+            part.result()
+        self._all_sent.record(self._stream)
+        self._steps.wait_for(self._all_sent)
+
+    def _send(self, lane: _Lane, load: list[Span], data: list[memoryview]) -> None:
+        at = 0
+        for piece in data:
+            np.copyto(lane.host.bytes[at : at + len(piece)], np.frombuffer(piece, np.uint8))
+            at += len(piece)
+        self._stream.copy_in(lane.address, lane.host.address, at)
+        self._move(self._stream, _pieces(load, lane.address, inwards=True))
+        lane.moved.record(self._stream)
+
+    def _next_lane(self) -> _Lane:
+        lane = self._lanes[self._turn % LANES]
+        self._turn += 1
+        lane.wait()
+        return lane
+
+    def _move(self, stream: Stream, pieces: npt.NDArray[np.uint64]) -> None:
+        for start in range(0, len(pieces), _PIECES):
+            some = pieces[start : start + _PIECES]
+            args = np.zeros((_PIECES, 3), np.uint64)
+            args[: len(some)] = some
+            ctas = min(_MAX_CTAS, -(-int(some[:, 2].max()) // _CTA_BYTES))
+            stream.launch(self._move_rows, (len(some), ctas, 1), (256, 1, 1), 0, args.tobytes())
+
+
+class _Source:
+    """Takes bytes from a row of buffers as if they were one."""
+
+    def __init__(self, data: Sequence[Bytes]) -> None:
+        self._left = [memoryview(part) for part in reversed(data)]
+
+    def take(self, size: int) -> list[memoryview]:
+        taken = []
+        while size:
+            part = self._left.pop()
+            if len(part) > size:
+                self._left.append(part[size:])
+                part = part[:size]
+            taken.append(part)
+            size -= len(part)
+        return taken
+
+
+def _collect(lane: _Lane, to: npt.NDArray[Any]) -> None:
+    lane.moved.wait()
+    np.copyto(to, lane.host.bytes[: len(to)])
+
+
+def _loads(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    """The spans, cut into loads of a lane."""
+    load: list[Span] = []
+    room = LANE_BYTES
+    for address, size in spans:
+        done = 0
+        while done < size:
+            count = min(size - done, room)
+            load.append(Span(address + done, count))
+            done, room = done + count, room - count
+            if not room:
+                yield load
+                load, room = [], LANE_BYTES
+    if load:
+        yield load
+
+
+def _pieces(load: list[Span], lane: Address, *, inwards: bool) -> npt.NDArray[np.uint64]:
+    """What the kernel moves between a load's spans and the lane: (to, from, bytes) each. [n, 3]."""
+    memory = np.array(load, np.uint64)
+    address, size = memory[:, 0], memory[:, 1]
+    staged = np.uint64(lane) + np.cumsum(size, dtype=np.uint64) - size
+    ends = (address, staged) if inwards else (staged, address)
+    return np.stack([*ends, size], axis=1)
