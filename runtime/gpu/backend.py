@@ -6,7 +6,7 @@ host sees the reference operations' form (bf16 as float32), so that tests compar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,7 @@ class CudaBackend:
                 f"plan {plan.name} is for world {plan.world}, this backend has one GPU"
             )
         units = {node: Unit.of(node.op) for node in plan.nodes}
-        wanted = [u for u in (UNIT, *units.values()) if u not in self._functions]
-        for unit, kernel in compile_units(wanted, self.device.arch, self._cache_dir).items():
-            self._functions[unit] = Function(kernel.cubin, unit.entry)
+        self._load(units.values())
         _ = self._copies  # its memory, too, is taken before the first step
         return CudaRunner(self, plan, {node: self._functions[u] for node, u in units.items()})
 
@@ -156,8 +154,14 @@ class CudaBackend:
             rows.check_bytes(span.size, len(data))
         self._copies.restore(spans, [data for _, data in parts])
 
+    def _load(self, units: Iterable[Unit]) -> None:
+        wanted = [u for u in units if u not in self._functions]
+        for unit, kernel in compile_units(wanted, self.device.arch, self._cache_dir).items():
+            self._functions[unit] = Function(kernel.cubin, unit.entry)
+
     @cached_property
     def _copies(self) -> Copies:
+        self._load([UNIT])
         return Copies(self.device, self.stream, self._functions[UNIT])
 
     def _span(self, slot: int, rows: Rows) -> Span:

@@ -1,0 +1,234 @@
+"""State leaves and comes back on the device while steps run: the same bytes as standing still.
+
+What a conversation leaves in the store and takes from there: tests/runtime/test_reuse.py.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from helpers.device import count, report, sized
+from helpers.device_rig import DeviceRig, Outcome, State, assert_same_outcome, assert_same_state
+from helpers.full_size_state import full_size_backend, full_size_layout, random_bytes
+from ultraflash.graphs.plan import Life
+from ultraflash.runtime.backend import Bytes, Rows, Staged
+from ultraflash.runtime.resume import Kind
+from ultraflash.runtime.snapshot import Layout
+from ultraflash.runtime.step_io import Draw, Part
+
+pytestmark = pytest.mark.gpu
+
+GREEDY = Draw(want_logprobs=True)
+POINTS = count("UF_GPU_POINTS", 400, 40)
+MORE = 50  # tokens behind a restored prefix
+PROMPT = 12
+HEADER = 48
+SEGMENT = 8192
+
+
+@pytest.fixture(scope="module")
+def rig() -> DeviceRig:
+    return DeviceRig(kept=False, max_seq=512)
+
+
+@pytest.fixture(scope="module")
+def layout(rig: DeviceRig) -> Layout:
+    return Layout.of(rig.model, rig.runner("decode", 1).plan.of_life(Life.STATE))
+
+
+@dataclass
+class Told:
+    """Plain greedy decoding that nothing disturbed: by length, what was said and the state."""
+
+    ids: list[int]
+    outcomes: dict[int, Outcome]
+    states: dict[int, State]
+    points: dict[int, bytes]  # as blocking reads of single buffers give them
+
+
+@pytest.fixture(scope="module")
+def told(rig: DeviceRig, layout: Layout) -> Told:
+    ids = np.random.default_rng(3).integers(3, 480, PROMPT).tolist()
+    out = rig.prompt(0, ids, GREEDY)
+    made = Told([*ids, out.token], {}, {}, {})
+    for length in range(PROMPT + 1, PROMPT + POINTS + 1):
+        (out,) = rig.step([Part(0, length - 1, [made.ids[-1]], GREEDY)])
+        made.ids.append(out.token)
+        made.outcomes[length], made.states[length] = out, rig.live(0, length)
+        made.points[length] = blocking(rig, layout, 0, length)
+    return made
+
+
+def blocking(rig: DeviceRig, layout: Layout, slot: int, length: int) -> bytes:
+    """The payload of a point, row by row."""
+    refs = {ref.name: ref for ref in rig.runner("decode", 1).plan.of_life(Life.STATE)}
+    windows = [*layout.encoder_windows, *layout.decoder_windows]
+    wanted = [(ref.name, min(length, layout.window)) for ref in windows]
+    wanted += [(ref.name, length % 2) for ref in layout.pending]
+    wanted += [("engram.history", min(length, layout.history_rows))]
+    data = b""
+    for name, rows in wanted:
+        ring = rig.backend.read_state(name, slot, 0, refs[name].shape[1])
+        data += b"".join(ring[p % len(ring)].tobytes() for p in range(length - rows, length))
+    return data
+
+
+def test_points_leave_while_decoding_goes_on(rig: DeviceRig, layout: Layout, told: Told) -> None:
+    """Nobody waits for a point before the next step runs; with all entries, and in wide steps."""
+    for width in (1, 5):
+        slot = width
+        rig.prompt(slot, told.ids[:PROMPT], GREEDY)
+        leaving: list[tuple[int, Staged, Staged]] = []
+        length = PROMPT
+        while length + width <= PROMPT + POINTS:
+            rig.step([Part(slot, length, told.ids[length : length + width], GREEDY)])
+            length += width
+            # A ring reaches back over what has been processed behind the point, too.
+            at = length - len(leaving) % width
+            point = layout.stage_point(rig.backend, slot, at, Kind.FULL)
+            leaving.append((at, point, layout.stage_segment(rig.backend, slot, at // 2, at)))
+        for at, point, segment in leaving:
+            assert point.take()[HEADER:] == told.points[at], f"point at {at}, {width} rows"
+            want = layout.export_segment(rig.backend, slot, at // 2, at)
+            assert segment.take() == want, f"segment up to {at}, {width} rows"
+        report(f"{len(leaving)} points left during as many steps of {width} rows, bit for bit")
+
+
+@pytest.mark.parametrize("length", sized([13, 14, 16, 17, 31, 32, 63, 64, 65, 128, 201, 300], [17]))
+def test_restored_in_another_slot(rig: DeviceRig, layout: Layout, told: Told, length: int) -> None:
+    """Fifty tokens behind it are those of the conversation that was never disturbed."""
+    rig.prompt(1, told.ids[:PROMPT], GREEDY)
+    for at in range(PROMPT, length):
+        rig.step([Part(1, at, [told.ids[at]], GREEDY)])
+    rig.step([Part(1, length, [(told.ids[length] + 1) % 480, 7, 8], GREEDY)])  # rejected
+    point = layout.stage_point(rig.backend, 1, length, Kind.FULL)
+    cuts = pairwise([*range(0, length, 32), length])
+    segments = [layout.stage_segment(rig.backend, 1, *cut) for cut in cuts]
+    for slot in (1, 2):
+        scramble(rig, slot)  # a step that follows, and somebody else's conversation
+    layout.restore(rig.backend, 2, length, point.take(), [s.take() for s in segments])
+    token = told.ids[length]
+    for at in range(length, min(length + MORE, PROMPT + POINTS)):
+        assert token == told.ids[at]
+        (out,) = rig.step([Part(2, at, [token], GREEDY)])
+        assert_same_outcome(out, told.outcomes[at + 1], f"token {at - length} behind {length}")
+        token = out.token
+    end = min(length + MORE, PROMPT + POINTS)
+    assert_same_state(rig.live(2, end), told.states[end], f"{end - length} tokens behind {length}")
+
+
+def scramble(rig: DeviceRig, slot: int) -> None:
+    rng = np.random.default_rng(slot)
+    for ref in rig.runner("decode", 1).plan.of_life(Life.STATE):
+        if ref.name != "draft.q":
+            rows = rng.integers(90, 125, ref.shape[1:])  # no NaN among codes and scales
+            rig.backend.write_state(ref.name, slot, 0, rows)
+
+
+# --- at full size ---
+
+
+def parts_of(layout: Layout, length: int, seed: int) -> list[tuple[Rows, Bytes]]:
+    """Random bytes for everything that a point and the segment before it hold."""
+    sizes = {ref.name: int(np.prod(ref.shape[2:])) * (4 if ref.dtype in ("f32", "i32") else 1)
+             for ref in every_ref(layout)}  # fmt: skip
+    rows = [Rows(ref.name, *span) for ref, span in layout._point_spans(length, Kind.FULL)]
+    rows += [Rows(r.name, (length - SEGMENT) // n, length // n) for r, n in layout.entries]
+    return [(r, random_bytes((r.end - r.start) * sizes[r.name], seed + i))
+            for i, r in enumerate(rows)]  # fmt: skip
+
+
+def every_ref(layout: Layout) -> list:  # type: ignore[type-arg]
+    refs = [ref for ref, _ in layout.entries] + [*layout.encoder_windows, *layout.decoder_windows]
+    return [*refs, *layout.pending, *([layout.history] if layout.history else [])]
+
+
+def test_full_size_points_pass_each_other(rig: DeviceRig) -> None:
+    """Out and back in turns, far more than there are lanes; nobody waits before the end."""
+    layout = full_size_layout()
+    backend = full_size_backend(rig.backend)
+    lengths = [SEGMENT + n for n in (0, 129, 200)]
+    contents = [parts_of(layout, n, 1000 * n) for n in lengths]
+    leaving = []
+    for turn in range(count("UF_GPU_FULL_POINTS", 120, 2)):
+        which = turn % len(lengths)
+        backend.restore(turn % 2, contents[which])
+        rows = [rows for rows, _ in contents[which]]
+        leaving.append((which, backend.stage(turn % 2, rows)))
+        if len(leaving) == 12:
+            check_whole(contents, leaving)
+            leaving = []
+    check_whole(contents, leaving)
+
+
+def check_whole(
+    contents: list[list[tuple[Rows, Bytes]]], leaving: list[tuple[int, Staged]]
+) -> None:
+    for number, (which, staged) in enumerate(leaving):
+        want = b"".join(bytes(data) for _, data in contents[which])
+        same = np.array_equal(np.frombuffer(staged.take(), np.uint8), np.frombuffer(want, np.uint8))
+        assert same, f"point {number} of length {which} differs"
+
+
+def test_what_a_point_costs_the_steps(rig: DeviceRig, layout: Layout, told: Told) -> None:
+    """Steps of the tiny model with and without points of full size between them; only printed."""
+    full, backend = full_size_layout(), full_size_backend(rig.backend)
+    steps, length = sized(400, 20), SEGMENT + 129
+
+    def run(every: int) -> tuple[list[float], list[float], list[float]]:
+        rig.prompt(3, told.ids[:PROMPT], GREEDY)
+        with_point, others, late = [], [], []
+        leaving: list[tuple[float, list[Staged]]] = []
+        for number in range(steps):
+            at = PROMPT + number
+            taking = every and number % every == every - 1
+            started = time.perf_counter()
+            if taking:
+                staged = [full.stage_point(backend, 0, length, Kind.FULL),
+                          full.stage_segment(backend, 0, length - SEGMENT, length)]  # fmt: skip
+                leaving.append((started, staged))
+            elif leaving and all(s.wait(0) for s in leaving[0][1]):
+                [s.take() for s in leaving[0][1]]
+                late.append(started - leaving.pop(0)[0])
+            rig.step([Part(3, at, [told.ids[at]], GREEDY)])
+            (with_point if taking else others).append((time.perf_counter() - started) * 1e3)
+        return with_point, others, [s * 1e3 for s in late]
+
+    run(10)
+    for _ in range(2):
+        for every in (0, 10):
+            taken, others, late = run(every)
+            p50, p99, most = (float(np.percentile(others, q)) for q in (50, 99, 100))
+            line = f"a step {p50:.3f} ms p50, {p99:.3f} p99, {most:.3f} longest"
+            if taken:
+                with_p50, with_most = np.percentile(taken, 50), max(taken)
+                line += f"; with a point and a segment {with_p50:.3f} p50, {with_most:.3f} longest"
+                line += (
+                    f"; both at the host after {np.median(late):.2f} ms, {max(late):.2f} longest"
+                )
+            report(line)
+    times = []
+    for _ in range(20):
+        started = time.perf_counter()
+        full.stage_point(backend, 0, length, Kind.FULL).take()
+        full.stage_segment(backend, 0, length - SEGMENT, length).take()
+        times.append((time.perf_counter() - started) * 1e3)
+    report(f"the same two waited for: {np.median(times):.2f} ms")
+    content = parts_of(full, length, 5)
+    size, times = sum(len(d) for _, d in content), []
+    for _ in range(20):
+        started = time.perf_counter()
+        backend.restore(1, content)
+        rig.step([Part(3, PROMPT, [told.ids[PROMPT]], GREEDY)])
+        times.append((time.perf_counter() - started) * 1e3)
+    report(f"a restore of {size:,} bytes and a step behind it: {np.median(times):.2f} ms")
+    rows = [r for r, _ in content]
+    started = time.perf_counter()
+    blocks = [backend.read_state(r.name, 0, r.start, r.end).tobytes() for r in rows]
+    report(f"the same {len(blocks)} stretches read one by one: "
+           f"{(time.perf_counter() - started) * 1e3:.2f} ms")  # fmt: skip
