@@ -145,9 +145,9 @@ class LocalStore:
 
         Under a key that is taken, the roles add up and a full point replaces an encoder's.
         """
-        found = {i: data for i in ids if (data := self._segments.get(i) or new.get(i))}
-        whole = len(found) == len(ids)
-        if not whole or len(point.data) + sum(map(len, found.values())) > self._limit:
+        found = {i: self._segments.get(i) or new[i] for i in ids if i in self._segments or i in new}
+        size = len(point.data) + sum(map(len, found.values()))
+        if len(found) < len(ids) or size > self._limit:
             self._refused += 1
             return
         old = self._entries.get(key)

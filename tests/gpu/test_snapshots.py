@@ -15,7 +15,7 @@ import pytest
 from helpers.device import count, report, sized
 from helpers.device_rig import DeviceRig, Outcome, State, assert_same_outcome, assert_same_state
 from helpers.full_size_state import full_size_backend, full_size_layout, random_bytes
-from ultraflash.graphs.plan import Life
+from ultraflash.graphs.plan import Life, Ref
 from ultraflash.runtime.backend import Bytes, Rows, Staged
 from ultraflash.runtime.resume import Kind
 from ultraflash.runtime.snapshot import Layout
@@ -143,7 +143,7 @@ def parts_of(layout: Layout, length: int, seed: int) -> list[tuple[Rows, Bytes]]
             for i, r in enumerate(rows)]  # fmt: skip
 
 
-def every_ref(layout: Layout) -> list:  # type: ignore[type-arg]
+def every_ref(layout: Layout) -> list[Ref]:
     refs = [ref for ref, _ in layout.entries] + [*layout.encoder_windows, *layout.decoder_windows]
     return [*refs, *layout.pending, *([layout.history] if layout.history else [])]
 
@@ -182,7 +182,9 @@ def test_what_a_point_costs_the_steps(rig: DeviceRig, layout: Layout, told: Told
 
     def run(every: int) -> tuple[list[float], list[float], list[float]]:
         rig.prompt(3, told.ids[:PROMPT], GREEDY)
-        with_point, others, late = [], [], []
+        with_point: list[float] = []
+        others: list[float] = []
+        late: list[float] = []
         leaving: list[tuple[float, list[Staged]]] = []
         for number in range(steps):
             at = PROMPT + number

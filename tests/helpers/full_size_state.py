@@ -44,14 +44,14 @@ def full_size_backend(beside: Any) -> Backend:
         made = NumpyBackend(beside.weights)
         for ref in full_size_refs():
             made.state(ref, 0)
-        return made  # type: ignore[no-any-return]
+        return made
     from ultraflash.runtime.gpu.backend import CudaBackend
 
     made = CudaBackend(beside.device, DeviceWeights({}), RuntimeConfig.from_env().cache_dir)
     made.stream = beside.stream
     for ref in full_size_refs():
         made.state(ref)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def random_bytes(size: int, seed: int) -> bytes:
