@@ -32,14 +32,6 @@ class Setting:
     top_k: int = 0
 
 
-def stored_sizes(ref: Ref) -> tuple[int, ...]:
-    """Bytes of each of a buffer's allocations: codes and, for quantised formats, scales."""
-    if ref.dtype not in ("fp8", "fp4", "rows8"):
-        return (ref.nbytes,)
-    codes = prod(ref.shape) // (2 if ref.dtype == "fp4" else 1)
-    return codes, ref.nbytes - codes
-
-
 def contents(
     op: Op, name: str, ref: Ref, setting: Setting, rng: np.random.Generator
 ) -> tuple[Array, ...]:

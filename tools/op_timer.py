@@ -31,7 +31,8 @@ from ultraflash.runtime.gpu.driver import (
     upload,
 )
 from ultraflash.runtime.gpu.nvrtc import Kernel, Unit, compile_unit
-from ultraflash.tools.op_data import Array, Setting, contents, stored_sizes
+from ultraflash.runtime.weights.layout import stored_sizes
+from ultraflash.tools.op_data import Array, Setting, contents
 
 _GRAPH_MS = 10.0  # of work in one graph, about: long enough for the clock, short enough to wait for
 _MAX_LAUNCHES = 512

@@ -1,7 +1,8 @@
 """The CUDA backend: weights and state on one GPU, plans compiled and handed to runners.
 
-Buffers hold what graphs/plan.py says: bf16 as two bytes, weights in the checkpoint's own bytes. The
-host sees the reference operations' form (bf16 as float32), so that tests compare like with like.
+Buffers hold what graphs/plan.py says, bf16 as two bytes; weights lie as runtime/weights/layout.py
+says. The host sees the reference operations' form (bf16 as float32), so that tests compare like
+with like.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class CudaBackend:
             WeightsError: when the checkpoint does not fit the model.
         """
         device = Device.open(config.gpus[0])
-        with Uploader() as uploader:
+        with Uploader(device.arch, config.cache_dir) as uploader:
             weights = upload_weights(index, model, uploader.place, progress, config.cache_dir)
         return cls(device, weights, config.cache_dir, eager=config.eager, check=config.check,
                    keep_scratch=keep_scratch)  # fmt: skip

@@ -1,16 +1,15 @@
-"""Weights as a GPU holds them: the checkpoint's own bytes, one allocation each, experts stacked.
+"""Weights as a GPU holds them: one allocation each, experts one behind the other.
 
-Raw bytes travel from the mapped files; nothing is decoded on the host. Scales stand in an
-allocation of their own beside the codes.
+Raw bytes travel from the mapped files; nothing is decoded on the host. Codes may be laid out anew
+on the device (layout.py). Scales stand in an allocation of their own beside the codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from ultraflash.graphs.model import Model
@@ -18,11 +17,20 @@ from ultraflash.graphs.plan import Ref
 from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
+from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of
 from ultraflash.runtime.weights.load import computed_weights
 from ultraflash.runtime.weights.table import Row, weight_table
 
 Progress = Callable[[int, int], None]
-Place = Callable[[str, npt.NDArray[Any]], int]
+
+
+class Place(Protocol):
+    """Puts arrays of one shape one behind the other into one allocation, each in `layout`."""
+
+    def __call__(
+        self, name: str, parts: Sequence[npt.NDArray[Any]], layout: type[Relayout] | None = None
+    ) -> int:
+        """The device address."""
 
 
 class DeviceWeights:
@@ -53,7 +61,7 @@ def upload_weights(
     progress: Progress | None = None,
     cache_dir: Path | None = None,
 ) -> DeviceWeights:
-    """Verify the checkpoint and place every weight; `place(name, bytes)` gives a device address.
+    """Verify the checkpoint and place every weight.
 
     Raises:
         WeightsError: when the checkpoint does not fit the model or holds NaN scales.
@@ -65,23 +73,24 @@ def upload_weights(
     held: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     done = 0
     for row in rows:
-        parts = [computed[row.name]] if not row.sources else _stored(index, row)
-        held[row.name] = row.shape, tuple(place(row.name, part) for part in parts)
+        codes, scales = ([computed[row.name]], []) if not row.sources else _stored(index, row)
+        addresses = [place(row.name, codes, layout_of(row.name, row.format))]
+        if scales:
+            addresses.append(place(row.name, scales))
+        held[row.name] = row.shape, tuple(addresses)
         done += sum(index.tensors[s].nbytes for s in row.sources)
         if progress:
             progress(done, total)
     return DeviceWeights(held)
 
 
-def _stored(index: CheckpointIndex, row: Row) -> list[npt.NDArray[Any]]:
-    """Codes and, for quantised formats, scales; experts one behind the other."""
-    quantised = row.format in ("fp8", "fp4", "rows8")
-    codes = [index.raw(s) for s in row.sources[:: 2 if quantised else 1]]
-    if not quantised:
-        return [codes[0]]
-    names = row.sources[1::2]
-    scales = [index.raw(s) for s in names]
-    for name, array in zip(names, scales, strict=True):
+def _stored(
+    index: CheckpointIndex, row: Row
+) -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
+    """Codes and, for quantised formats, scales; of stacked weights one array an expert."""
+    if row.format not in SCALED:
+        return [index.raw(row.sources[0])], []
+    scales = [index.raw(s) for s in row.sources[1::2]]
+    for name, array in zip(row.sources[1::2], scales, strict=True):
         check_scales(array, name)
-    stack = np.stack if row.format == "fp4" else lambda arrays: arrays[0]
-    return [stack(codes), stack(scales)]
+    return [index.raw(s) for s in row.sources[::2]], scales

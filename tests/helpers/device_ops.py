@@ -30,6 +30,7 @@ from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
 from ultraflash.runtime.interpret import NumpyBackend, NumpyRunner
+from ultraflash.runtime.weights.layout import layout_of
 
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]  # field -> array, of everything that the operation wrote
@@ -202,10 +203,13 @@ class CudaOps:
 
     def __init__(self) -> None:
         from ultraflash.runtime.gpu.driver import Device
+        from ultraflash.runtime.gpu.uploader import Uploader
 
         self.device = Device.open()
         self._cache = prepare_cache_dir(RuntimeConfig.from_env())
-        self._placed: dict[int, tuple[Stored, tuple[int, ...]]] = {}
+        # Small buffers: weights come in several pieces, as large ones do.
+        self.uploader = Uploader(self.device.arch, self._cache, size=1 << 20)
+        self._placed: dict[tuple[int, Any], tuple[Stored, tuple[int, ...]]] = {}
 
     def prepare(self, chosen: Iterable[Case]) -> None:
         """Compile what the cases need side by side, instead of one when it is its turn."""
@@ -219,22 +223,22 @@ class CudaOps:
     def hold(self, op: Op, made: Inputs) -> Held:
         from ultraflash.runtime.gpu.backend import CudaBackend
 
-        placed = {ref.name: self._place(made[f]) for f, ref in op.refs if ref.life is Life.WEIGHT}
+        held = [(f, ref) for f, ref in op.refs if ref.life is Life.WEIGHT]
+        placed = {ref.name: self._place(ref, made[f]) for f, ref in held}
         weights: Any = _Weights(placed)
         backend = CudaBackend(self.device, weights, self._cache, keep_scratch=True)
         return _CudaHeld(op, backend.compile(single(op)))
 
-    def _place(self, stored: Stored) -> tuple[int, ...]:
-        from ultraflash.runtime.gpu.driver import allocate, upload
-
-        if id(stored) not in self._placed:  # `stored` is kept, so its id is not used again
-            addresses = []
-            for array in stored.arrays:
-                address = allocate(array.nbytes, "a weight under test")
-                upload(address, array)
-                addresses.append(address)
-            self._placed[id(stored)] = stored, tuple(addresses)
-        return self._placed[id(stored)][1]
+    def _place(self, ref: Ref, stored: Stored) -> tuple[int, ...]:
+        layout = layout_of(ref.name, ref.dtype)
+        key = id(stored), layout
+        if key not in self._placed:  # `stored` is kept, so its id is not used again
+            codes, *scales = [list(a) if a.ndim == 3 else [a] for a in stored.arrays]
+            addresses = [self.uploader.place(ref.name, codes, layout)]
+            addresses += [self.uploader.place(ref.name, parts) for parts in scales]
+            self.uploader.wait()
+            self._placed[key] = stored, tuple(addresses)
+        return self._placed[key][1]
 
 
 @dataclass(frozen=True)
