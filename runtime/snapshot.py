@@ -113,11 +113,19 @@ class Layout:
 
     def segment_bytes(self, start: int, end: int) -> int:
         """Payload of a segment: entries of groups that are complete at `end` but not at `start`."""
-        return sum(_row_bytes(ref) * (end // r - start // r) for ref, r in self.entries)
+        sizes = self._row_bytes
+        return sum(sizes[ref.name] * (end // r - start // r) for ref, r in self.entries)
 
     def point_bytes(self, length: int, kind: Kind) -> int:
         """Payload of a point."""
-        return sum(_row_bytes(ref) * rows for ref, rows in self._point_rows(length, kind))
+        sizes = self._row_bytes
+        return sum(sizes[ref.name] * rows for ref, rows in self._point_rows(length, kind))
+
+    @cached_property
+    def _row_bytes(self) -> dict[str, int]:
+        refs = [ref for ref, _ in self.entries] + [*self.encoder_windows, *self.decoder_windows]
+        refs += [*self.pending, *([self.history] if self.history else [])]
+        return {ref.name: _row_bytes(ref) for ref in refs}
 
     def stage_segment(self, backend: Backend, slot: int, start: int, end: int) -> Staged:
         """Begin to bring out global KV of positions [start, end) of a slot that has processed them.
@@ -165,20 +173,20 @@ class Layout:
         return kind
 
     def _point_parts(self, data: Bytes, length: int, kind: Kind) -> Iterator[tuple[Rows, Bytes]]:
-        reader = _Reader(data)
+        reader, sizes = _Reader(data), self._row_bytes
         for ref, (first, end) in self._point_spans(length, kind):
-            yield Rows(ref.name, first, end), reader.take(ref, end - first)
+            yield Rows(ref.name, first, end), reader.take((end - first) * sizes[ref.name])
 
     def _segment_parts(
         self, data: Bytes, header: _Header, length: int
     ) -> Iterator[tuple[Rows, Bytes]]:
         """What a segment holds of the first `length` positions."""
-        reader = _Reader(data)
+        reader, sizes = _Reader(data), self._row_bytes
         for ref, ratio in self.entries:
             first, end = header.start // ratio, header.end // ratio
-            rows, used = reader.take(ref, end - first), min(end, length // ratio)
+            rows, used = reader.take((end - first) * sizes[ref.name]), min(end, length // ratio)
             if first < used:
-                yield Rows(ref.name, first, used), rows[: (used - first) * _row_bytes(ref)]
+                yield Rows(ref.name, first, used), rows[: (used - first) * sizes[ref.name]]
 
     def _point_spans(self, length: int, kind: Kind) -> Iterator[tuple[Ref, tuple[int, int]]]:
         """`_point_rows`, as stretches of their rings."""
@@ -240,13 +248,12 @@ class Layout:
 
 
 class _Reader:
-    """Takes rows from a payload, in order."""
+    """Takes bytes from a payload, in order."""
 
     def __init__(self, data: Bytes) -> None:
         self._left = memoryview(data)[_HEADER.size :]
 
-    def take(self, ref: Ref, rows: int) -> memoryview:
-        size = rows * _row_bytes(ref)
+    def take(self, size: int) -> memoryview:
         taken, self._left = self._left[:size], self._left[size:]
         return taken
 

@@ -55,6 +55,7 @@ class CudaBackend:
         self.eager, self.check, self.keep_scratch = eager or check, check, keep_scratch
         self.stream = Stream()
         self._state: dict[str, tuple[Ref, Address]] = {}
+        self._row_bytes: dict[str, int] = {}  # of a state buffer's row
         self._functions: dict[Unit, Function] = {}
 
     @classmethod
@@ -69,7 +70,7 @@ class CudaBackend:
             WeightsError: when the checkpoint does not fit the model.
         """
         device = Device.open(config.gpus[0])
-        with Uploader(device.arch, config.cache_dir) as uploader:
+        with Uploader(device, config.cache_dir) as uploader:
             weights = upload_weights(index, model, uploader.place, progress, config.cache_dir)
         return cls(device, weights, config.cache_dir, eager=config.eager, check=config.check,
                    keep_scratch=keep_scratch)  # fmt: skip
@@ -166,10 +167,10 @@ class CudaBackend:
         return Copies(self.device, self.stream, self._functions[UNIT])
 
     def _span(self, slot: int, rows: Rows) -> Span:
-        ref, address = self._named(rows.name)
-        row_bytes = ref.nbytes // (ref.shape[0] * ref.shape[1])
-        first = slot * ref.shape[1] + rows.start
-        return Span(address + first * row_bytes, (rows.end - rows.start) * row_bytes)
+        name, start, end = rows
+        ref, address = self._named(name)
+        size = self._row_bytes[name]
+        return Span(address + (slot * ref.shape[1] + start) * size, (end - start) * size)
 
     def _named(self, name: str) -> tuple[Ref, Address]:
         if name not in self._state:
@@ -181,6 +182,7 @@ class CudaBackend:
         known = self._state.get(ref.name)
         if known is None:
             known = self._state[ref.name] = ref, allocate(ref.nbytes, f"state {ref.name}")
+            self._row_bytes[ref.name] = ref.nbytes // (ref.shape[0] * ref.shape[1])
         if known[0] != ref:
             raise DeviceError(f"state {ref} exists as {known[0]}: all plans need the same capacity")
         return known[1]

@@ -99,12 +99,13 @@ class Copies:
 
         Waits only while all lanes are busy.
         """
-        whole = np.empty(len(head) + sum(span.size for span in spans), np.uint8)
+        loads = [(load, load.size) for load in _loads(spans)]
+        whole = np.empty(len(head) + sum(size for _, size in loads), np.uint8)
         whole[: len(head)] = np.frombuffer(head, np.uint8)
         at, parts = len(head), []
-        for load in _loads(spans):
-            lane, size = self._next_lane(), sum(span.size for span in load)
-            self._move(self._steps, _pieces(load, lane.address, inwards=False))
+        for load, size in loads:
+            lane = self._next_lane()
+            self._move(self._steps, load.pieces(lane.address, inwards=False))
             lane.gathered.record(self._steps)
             self._stream.wait_for(lane.gathered)
             self._stream.copy_out(lane.host.address, lane.address, size)
@@ -124,7 +125,7 @@ class Copies:
         sources, parts = _Source(data), []
         for load in _loads(spans):
             lane = self._next_lane()
-            pieces = sources.take(sum(span.size for span in load))
+            pieces = sources.take(load.size)
             part = self._pool.submit(self._send, lane, load, pieces)
             parts.append(lane.busy_until(part))
         for part in parts:
@@ -132,13 +133,13 @@ class Copies:
         self._all_sent.record(self._stream)
         self._steps.wait_for(self._all_sent)
 
-    def _send(self, lane: _Lane, load: list[Span], data: list[memoryview]) -> None:
+    def _send(self, lane: _Lane, load: _Load, data: list[memoryview]) -> None:
         at = 0
         for piece in data:
             np.copyto(lane.host.bytes[at : at + len(piece)], np.frombuffer(piece, np.uint8))
             at += len(piece)
         self._stream.copy_in(lane.address, lane.host.address, at)
-        self._move(self._stream, _pieces(load, lane.address, inwards=True))
+        self._move(self._stream, load.pieces(lane.address, inwards=True))
         lane.moved.record(self._stream)
 
     def _next_lane(self) -> _Lane:
@@ -179,27 +180,38 @@ def _collect(lane: _Lane, to: npt.NDArray[Any]) -> None:
     np.copyto(to, lane.host.bytes[: len(to)])
 
 
-def _loads(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """The spans, cut into loads of a lane."""
-    load: list[Span] = []
-    room = LANE_BYTES
-    for address, size in spans:
-        done = 0
-        while done < size:
-            count = min(size - done, room)
-            load.append(Span(address + done, count))
-            done, room = done + count, room - count
-            if not room:
-                yield load
-                load, room = [], LANE_BYTES
-    if load:
-        yield load
+class _Load(NamedTuple):
+    """Stretches of memory that fill a lane, or the rest of it: addresses and sizes. u64 [n] each.
+
+    Arrays, for a restore point has a hundred stretches and the next step waits for them.
+    """
+
+    address: npt.NDArray[np.uint64]
+    bytes: npt.NDArray[np.uint64]
+
+    @property
+    def size(self) -> int:
+        return int(self.bytes.sum())
+
+    def pieces(self, lane: Address, *, inwards: bool) -> npt.NDArray[np.uint64]:
+        """What the kernel moves: (to, from, bytes) each. [n, 3]."""
+        staged = np.uint64(lane) + np.cumsum(self.bytes) - self.bytes
+        ends = (self.address, staged) if inwards else (staged, self.address)
+        return np.stack([*ends, self.bytes], axis=1)
 
 
-def _pieces(load: list[Span], lane: Address, *, inwards: bool) -> npt.NDArray[np.uint64]:
-    """What the kernel moves between a load's spans and the lane: (to, from, bytes) each. [n, 3]."""
-    memory = np.array(load, np.uint64)
-    address, size = memory[:, 0], memory[:, 1]
-    staged = np.uint64(lane) + np.cumsum(size, dtype=np.uint64) - size
-    ends = (address, staged) if inwards else (staged, address)
-    return np.stack([*ends, size], axis=1)
+def _loads(spans: Sequence[Span]) -> Iterator[_Load]:
+    """The spans one behind the other, cut into loads of a lane."""
+    address, size = np.array(spans, np.uint64).reshape(-1, 2).T
+    ends = np.cumsum(size)
+    total = int(ends[-1]) if len(ends) else 0
+    lanes = np.arange(LANE_BYTES, total, LANE_BYTES, dtype=np.uint64)
+    bounds = np.union1d(ends, lanes)  # where a span or a lane ends
+    bounds = bounds[bounds > 0]
+    first = np.concatenate([np.zeros(1, np.uint64), bounds[:-1]])[: len(bounds)]
+    span = np.searchsorted(ends, first, "right")
+    begins = address[span] + first - (ends - size)[span]
+    cuts = np.searchsorted(first, lanes)
+    for part, count in zip(np.split(begins, cuts), np.split(bounds - first, cuts), strict=True):
+        if len(part):
+            yield _Load(part, count)

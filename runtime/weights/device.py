@@ -22,15 +22,20 @@ from ultraflash.runtime.weights.load import computed_weights
 from ultraflash.runtime.weights.table import Row, weight_table
 
 Progress = Callable[[int, int], None]
+Check = Callable[[int, int, npt.NDArray[Any]], None]
 
 
 class Place(Protocol):
     """Puts arrays of one shape one behind the other into one allocation, each in `layout`."""
 
     def __call__(
-        self, name: str, parts: Sequence[npt.NDArray[Any]], layout: type[Relayout] | None = None
+        self,
+        name: str,
+        parts: Sequence[npt.NDArray[Any]],
+        layout: type[Relayout] | None = None,
+        check: Check | None = None,
     ) -> int:
-        """The device address."""
+        """The device address; `check` sees (part, first row, rows) before they leave."""
 
 
 class DeviceWeights:
@@ -64,7 +69,8 @@ def upload_weights(
     """Verify the checkpoint and place every weight.
 
     Raises:
-        WeightsError: when the checkpoint does not fit the model or holds NaN scales.
+        WeightsError: when the checkpoint does not fit the model or holds NaN scales; the latter may
+            come from `place` only after this has returned.
     """
     index.verify(model)
     rows = list(weight_table(model).values())
@@ -76,7 +82,7 @@ def upload_weights(
         codes, scales = ([computed[row.name]], []) if not row.sources else _stored(index, row)
         addresses = [place(row.name, codes, layout_of(row.name, row.format))]
         if scales:
-            addresses.append(place(row.name, scales))
+            addresses.append(place(row.name, scales, None, _scale_check(row)))
         held[row.name] = row.shape, tuple(addresses)
         done += sum(index.tensors[s].nbytes for s in row.sources)
         if progress:
@@ -90,7 +96,11 @@ def _stored(
     """Codes and, for quantised formats, scales; of stacked weights one array an expert."""
     if row.format not in SCALED:
         return [index.raw(row.sources[0])], []
-    scales = [index.raw(s) for s in row.sources[1::2]]
-    for name, array in zip(row.sources[1::2], scales, strict=True):
-        check_scales(array, name)
-    return [index.raw(s) for s in row.sources[::2]], scales
+    codes, scales = row.sources[::2], row.sources[1::2]
+    return [index.raw(s) for s in codes], [index.raw(s) for s in scales]
+
+
+def _scale_check(row: Row) -> Check:
+    """Where they are copied anyway: a scan of their own would read them twice."""
+    names = row.sources[1::2]
+    return lambda part, first, rows: check_scales(rows, names[part], first)

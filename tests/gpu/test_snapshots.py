@@ -175,62 +175,88 @@ def check_whole(
         assert same, f"point {number} of length {which} differs"
 
 
-def test_what_a_point_costs_the_steps(rig: DeviceRig, layout: Layout, told: Told) -> None:
-    """Steps of the tiny model with and without points of full size between them; only printed."""
-    full, backend = full_size_layout(), full_size_backend(rig.backend)
-    steps, length = sized(400, 20), SEGMENT + 129
+@dataclass
+class Cost:
+    """Milliseconds of steps with and without points between them."""
 
-    def run(every: int) -> tuple[list[float], list[float], list[float]]:
+    others: list[float]
+    taking: list[float]  # from the moment when a point is taken to the end of the next step
+    staging: list[float]  # of these, until the step is launched
+    late: list[float]  # from that moment until all of it can be taken at the host
+
+    def __str__(self) -> str:
+        p50, p99, most = (float(np.percentile(self.others, q)) for q in (50, 99, 100))
+        line = f"a step {p50:.3f} ms p50, {p99:.3f} p99, {most:.3f} longest"
+        for what, times in (
+            ("with a point and a segment", self.taking),
+            ("of which staging", self.staging),
+            ("at the host after", self.late),
+        ):
+            if times:
+                line += f"; {what} {np.median(times):.3f} p50, {max(times):.3f} longest"
+        return line
+
+
+def test_what_a_point_costs_the_steps(rig: DeviceRig, told: Told) -> None:
+    """Steps of the tiny model with and without points of full size between them; only printed."""
+    layout, backend = full_size_layout(), full_size_backend(rig.backend)
+    length = SEGMENT + 129
+
+    def stage() -> list[Staged]:
+        point = layout.stage_point(backend, 0, length, Kind.FULL)
+        return [point, layout.stage_segment(backend, 0, length - SEGMENT, length)]
+
+    def run(every: int) -> Cost:
         rig.prompt(3, told.ids[:PROMPT], GREEDY)
-        with_point: list[float] = []
-        others: list[float] = []
-        late: list[float] = []
-        leaving: list[tuple[float, list[Staged]]] = []
-        for number in range(steps):
-            at = PROMPT + number
-            taking = every and number % every == every - 1
+        cost, leaving = Cost([], [], [], []), []
+        for number in range(sized(400, 20)):
             started = time.perf_counter()
+            taking = every and number % every == every - 1
             if taking:
-                staged = [full.stage_point(backend, 0, length, Kind.FULL),
-                          full.stage_segment(backend, 0, length - SEGMENT, length)]  # fmt: skip
-                leaving.append((started, staged))
-            elif leaving and all(s.wait(0) for s in leaving[0][1]):
-                [s.take() for s in leaving[0][1]]
-                late.append(started - leaving.pop(0)[0])
-            rig.step([Part(3, at, [told.ids[at]], GREEDY)])
-            (with_point if taking else others).append((time.perf_counter() - started) * 1e3)
-        return with_point, others, [s * 1e3 for s in late]
+                leaving.append((started, stage()))
+                cost.staging.append(since(started))
+            elif leaving and all(staged.wait(0) for staged in leaving[0][1]):
+                cost.late.append(since(leaving.pop(0)[0]))
+            rig.step([Part(3, PROMPT + number, [told.ids[PROMPT + number]], GREEDY)])
+            (cost.taking if taking else cost.others).append(since(started))
+        return cost
 
     run(10)
-    for _ in range(2):
-        for every in (0, 10):
-            taken, others, late = run(every)
-            p50, p99, most = (float(np.percentile(others, q)) for q in (50, 99, 100))
-            line = f"a step {p50:.3f} ms p50, {p99:.3f} p99, {most:.3f} longest"
-            if taken:
-                with_p50, with_most = np.percentile(taken, 50), max(taken)
-                line += f"; with a point and a segment {with_p50:.3f} p50, {with_most:.3f} longest"
-                line += (
-                    f"; both at the host after {np.median(late):.2f} ms, {max(late):.2f} longest"
-                )
-            report(line)
+    for every in (0, 10, 0, 10):
+        report(str(run(every)))
     times = []
     for _ in range(20):
         started = time.perf_counter()
-        full.stage_point(backend, 0, length, Kind.FULL).take()
-        full.stage_segment(backend, 0, length - SEGMENT, length).take()
-        times.append((time.perf_counter() - started) * 1e3)
+        for staged in stage():
+            staged.take()
+        times.append(since(started))
     report(f"the same two waited for: {np.median(times):.2f} ms")
-    content = parts_of(full, length, 5)
-    size, times = sum(len(d) for _, d in content), []
-    for _ in range(20):
+
+
+@pytest.mark.parametrize("length", [SEGMENT + 129, sized(100_001, 10_001)])
+def test_what_a_restore_takes(rig: DeviceRig, told: Told, length: int) -> None:
+    """From bytes in the store to the end of the step behind it; only printed, and equal."""
+    layout, backend = full_size_layout(), full_size_backend(rig.backend)
+    cuts = list(pairwise([*range(0, length, SEGMENT), length]))
+    point = layout.export_point(backend, 0, length, Kind.FULL)
+    segments = [layout.export_segment(backend, 0, *cut) for cut in cuts]
+    rig.prompt(3, told.ids[:PROMPT], GREEDY)
+    times = []
+    for _ in range(sized(10, 2)):
         started = time.perf_counter()
-        backend.restore(1, content)
+        layout.restore(backend, 1, length, point, segments)
         rig.step([Part(3, PROMPT, [told.ids[PROMPT]], GREEDY)])
-        times.append((time.perf_counter() - started) * 1e3)
-    report(f"a restore of {size:,} bytes and a step behind it: {np.median(times):.2f} ms")
-    rows = [r for r, _ in content]
-    started = time.perf_counter()
-    blocks = [backend.read_state(r.name, 0, r.start, r.end).tobytes() for r in rows]
-    report(f"the same {len(blocks)} stretches read one by one: "
-           f"{(time.perf_counter() - started) * 1e3:.2f} ms")  # fmt: skip
+        times.append(since(started))
+    size = len(point) + sum(map(len, segments))
+    report(
+        f"a restore of {length:,} tokens, {size:,} bytes, and a step behind it: "
+        f"{np.median(times):.2f} ms, {max(times):.2f} longest"
+    )
+    assert layout.export_point(backend, 1, length, Kind.FULL) == point
+    assert all(layout.export_segment(backend, 1, *cut) == data
+               for cut, data in zip(cuts, segments, strict=True))  # fmt: skip
+
+
+def since(started: float) -> float:
+    """Milliseconds."""
+    return (time.perf_counter() - started) * 1e3

@@ -18,7 +18,7 @@ from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.snapshot import Layout
 from ultraflash.runtime.weights.device import DeviceWeights
 
-SLOTS, MAX_SEQ = 2, 16_384
+SLOTS, MAX_SEQ = 2, 131_072
 
 
 @cache

@@ -128,6 +128,7 @@ def without_store(engine: Engine, ids: Sequence[int], max_tokens: int = 6, **how
 
 
 def lengths(engine: Engine, role: Role) -> list[int]:
+    engine._reuse.settle(10)  # a device takes a moment
     store = engine.store
     assert isinstance(store, LocalStore)
     points = [entry.point for entry in store._entries.values()]

@@ -22,6 +22,7 @@ from ultraflash.runtime.backends import num_gpus, open_backend
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import ConfigError, DeviceError, EngineError
 from ultraflash.runtime.gpu.backend import CudaBackend
+from ultraflash.runtime.gpu.uploader import BUFFER_BYTES, BUFFERS
 from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.step_io import Part, write_constants, write_step
 from ultraflash.runtime.weights.index import CheckpointIndex
@@ -124,7 +125,7 @@ def test_another_gpu_than_the_first(cuda: FakeCuda, opened: Callable[..., Backen
 
 
 def test_weights_that_do_not_fit(cuda: FakeCuda, opened: Callable[..., Backend]) -> None:
-    cuda.gpus = (Gpu(total_bytes=1 << 20),)
+    cuda.gpus = (Gpu(total_bytes=BUFFERS * BUFFER_BYTES + (1 << 20)),)
     text = sentence(DeviceError, opened)
     assert text.startswith("weight ")
     assert "of GPU memory" in text
@@ -140,6 +141,7 @@ def test_a_step_from_io_to_io(cuda: FakeCuda, opened: Callable[..., Backend]) ->
     runner = backend.compile(plan)
     write_constants(runner)
     write_step(runner, [Part(1, 5, [7, 8, 9])])
+    cuda.launches.clear()  # weights were laid out
     for run in (1, 2):
         runner.run()
         assert cuda.graph_launches == run
