@@ -9,17 +9,22 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from helpers.compiler import no_compiler
 from helpers.fake_cuda import FakeCuda
+from ultraflash.ptx import ARCHITECTURES
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.gpu import copies
 from ultraflash.runtime.gpu.copies import UNIT, Copies, Span
 from ultraflash.runtime.gpu.driver import Device, Function, Stream, allocate, download, upload
+from ultraflash.runtime.gpu.nvrtc import compile_unit
 
 Bytes = npt.NDArray[np.uint8]
 SIZE = 5000
@@ -184,3 +189,14 @@ def test_a_copy_that_fails_says_so(cuda: FakeCuda, small_lanes: None, act: str) 
     cuda.fail["cuEventSynchronize" if act == "stage" else "cuMemcpyHtoDAsync"] = lost
     with pytest.raises(DeviceError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
         acts[act]()
+
+
+@pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_kernel_compiles(arch: str, kernel_cache: Path) -> None:
+    kernel = compile_unit(UNIT, arch, kernel_cache)
+    assert (kernel.spill_bytes, kernel.stack_bytes) == (0, 0)
+    assert 0 < kernel.registers <= 64
+    assert f"\0{UNIT.entry}\0".encode() in kernel.cubin
+    check = f'static_assert(sizeof(Args) == {copies._PIECES * 24}, "");'
+    assert compile_unit(replace(UNIT, declaration=UNIT.declaration + check), arch, kernel_cache)
