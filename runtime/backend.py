@@ -21,17 +21,19 @@ class Rows(NamedTuple):
     start: int
     end: int
 
-    def check_bytes(self, expected: int, found: int) -> None:
-        """Whether bytes fill these rows.
 
-        Raises:
-            DeviceError: when they do not.
-        """
-        if found != expected:
-            raise DeviceError(
-                f"rows {self.start} to {self.end} of state {self.name} have {expected} bytes, "
-                f"{found} were given"
-            )
+def check_size(rows: Sequence[Rows], expected: int, found: int) -> None:
+    """Whether bytes fill rows.
+
+    Raises:
+        DeviceError: when they do not.
+    """
+    if found != expected:
+        names = ", ".join(f"{r.name} {r.start} to {r.end}" for r in rows[:3])
+        raise DeviceError(
+            f"{len(rows)} stretches of state ({names}, ...) have {expected} bytes, {found} were "
+            f"given"
+        )
 
 
 class Staged(Protocol):
@@ -109,17 +111,17 @@ class Backend(Protocol):
             EngineError: when no plan has named such a buffer.
         """
 
-    def stage(self, slot: int, rows: Sequence[Rows], head: bytes = b"") -> Staged:
-        """Begin to bring rows of a slot to the host: `head`, then the rows one behind the other, in
-        their own types. Steps that follow may overwrite them.
+    def stage(self, slot: int, parts: Sequence[tuple[bytes, Sequence[Rows]]]) -> list[Staged]:
+        """Begin to bring rows of a slot to the host: of each part a head, then the rows one behind
+        the other, in their own types. Steps that follow may overwrite them.
 
         Raises:
             EngineError: when no plan has named such a buffer.
         """
 
-    def restore(self, slot: int, parts: Sequence[tuple[Rows, Bytes]]) -> None:
-        """Put bytes that `stage` brought back into rows of a slot, on every rank. The bytes may go
-        afterwards; steps that follow see the rows.
+    def restore(self, slot: int, parts: Sequence[tuple[Sequence[Rows], Bytes]]) -> None:
+        """Put bytes that `stage` brought, without their heads, back into rows of a slot, on every
+        rank. The bytes may go afterwards; steps that follow see the rows.
 
         Raises:
             EngineError: when no plan has named such a buffer, or rows and bytes differ in size.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ultraflash.graphs.plan import Life, Node, Plan, Ref
-from ultraflash.runtime.backend import Array, Bytes, Rows
+from ultraflash.runtime.backend import Array, Bytes, Rows, Staged, check_size
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.weights.load import Weights
 
@@ -117,27 +117,31 @@ class NumpyBackend:
         for rank in range(self.world):
             self._named(name, rank)[slot, start : start + len(rows)] = rows
 
-    def stage(self, slot: int, rows: Sequence[Rows], head: bytes = b"") -> _Brought:
+    def stage(self, slot: int, parts: Sequence[tuple[bytes, Sequence[Rows]]]) -> list[Staged]:
         """Copy rows at once.
 
         Raises:
             DeviceError: when no plan has named such a buffer.
         """
-        return _Brought(
-            head + b"".join(self.read_state(n, slot, a, b).tobytes() for n, a, b in rows)
-        )
+        return [
+            _Brought(head + b"".join(self.read_state(n, slot, a, b).tobytes() for n, a, b in rows))
+            for head, rows in parts
+        ]
 
-    def restore(self, slot: int, parts: Sequence[tuple[Rows, Bytes]]) -> None:
+    def restore(self, slot: int, parts: Sequence[tuple[Sequence[Rows], Bytes]]) -> None:
         """Bytes into rows, on every rank.
 
         Raises:
             DeviceError: when no plan has named such a buffer, or rows and bytes differ in size.
         """
         for rows, data in parts:
-            old = self._named(rows.name, 0)[slot, rows.start : rows.end]
-            rows.check_bytes(old.nbytes, len(data))
-            values = np.frombuffer(data, old.dtype).reshape(old.shape)
-            self.write_state(rows.name, slot, rows.start, values)
+            olds = [self._named(name, 0)[slot, start:end] for name, start, end in rows]
+            check_size(rows, sum(old.nbytes for old in olds), len(data))
+            at = 0
+            for (name, start, _), old in zip(rows, olds, strict=True):
+                values = np.frombuffer(data, old.dtype, old.size, at).reshape(old.shape)
+                self.write_state(name, slot, start, values)
+                at += old.nbytes
 
     def _named(self, name: str, rank: int) -> Array:
         array = self._state[rank].get(name)

@@ -121,8 +121,9 @@ class Session:
         """Begin to bring out the restore point at `length`, and the global KV of some ranges of
         positions.
         """
-        point = layout.stage_point(backend, self.slot, length, kind)
-        return point, [layout.stage_segment(backend, self.slot, *span) for span in ranges]
+        parts = [layout.point(length, kind), *(layout.segment(*span) for span in ranges)]
+        point, *segments = backend.stage(self.slot, parts)
+        return point, segments
 
     def restore(
         self, layout: Layout, backend: Backend, length: int, point: Bytes, segments: Sequence[Bytes]

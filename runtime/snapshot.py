@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Ref
-from ultraflash.runtime.backend import Backend, Bytes, Rows, Staged
+from ultraflash.runtime.backend import Backend, Bytes, Rows
 from ultraflash.runtime.errors import SnapshotError
 from ultraflash.runtime.resume import Kind
 
@@ -127,31 +127,27 @@ class Layout:
         refs += [*self.pending, *([self.history] if self.history else [])]
         return {ref.name: _row_bytes(ref) for ref in refs}
 
-    def stage_segment(self, backend: Backend, slot: int, start: int, end: int) -> Staged:
-        """Begin to bring out global KV of positions [start, end) of a slot that has processed them.
-
-        Steps that follow do not change what arrives, here and in `stage_point`.
+    def segment(self, start: int, end: int) -> tuple[bytes, list[Rows]]:
+        """Global KV of positions [start, end), of a slot that has processed them: what
+        `Backend.stage` takes.
         """
-        rows = [Rows(ref.name, start // ratio, end // ratio) for ref, ratio in self.entries]
         head = self._head(_SEGMENT, 0, start, end, self.segment_bytes(start, end))
-        return backend.stage(slot, rows, head)
+        return head, self._segment_rows(start, end)
 
-    def stage_point(self, backend: Backend, slot: int, length: int, kind: Kind) -> Staged:
-        """Begin to bring out everything else that a conversation of `length` tokens needs; at most
-        `reach` rows may have been processed behind them.
+    def point(self, length: int, kind: Kind) -> tuple[bytes, list[Rows]]:
+        """Everything else that a conversation of `length` tokens needs; at most `reach` rows may
+        have been processed behind them when it is staged.
         """
-        size = self.point_bytes(length, kind)
-        head = self._head(_POINT, _KINDS[kind], 0, length, size)
-        rows = [Rows(ref.name, *span) for ref, span in self._point_spans(length, kind)]
-        return backend.stage(slot, rows, head)
+        head = self._head(_POINT, _KINDS[kind], 0, length, self.point_bytes(length, kind))
+        return head, self._point_spans(length, kind)
 
     def export_segment(self, backend: Backend, slot: int, start: int, end: int) -> Bytes:
-        """`stage_segment`, waited for."""
-        return self.stage_segment(backend, slot, start, end).take()
+        """A segment, waited for."""
+        return backend.stage(slot, [self.segment(start, end)])[0].take()
 
     def export_point(self, backend: Backend, slot: int, length: int, kind: Kind) -> Bytes:
-        """`stage_point`, waited for."""
-        return self.stage_point(backend, slot, length, kind).take()
+        """A point, waited for."""
+        return backend.stage(slot, [self.point(length, kind)])[0].take()
 
     def restore(
         self, backend: Backend, slot: int, length: int, point: Bytes, segments: Sequence[Bytes]
@@ -166,33 +162,36 @@ class Layout:
         """
         kind = self._check_point(point, length)
         headers = self._check_segments(segments, length)
-        parts = list(self._point_parts(point, length, kind))
+        parts = [(self._point_spans(length, kind), memoryview(point)[_HEADER.size :])]
         for data, header in zip(segments, headers, strict=True):
             parts += self._segment_parts(data, header, length)
         backend.restore(slot, parts)
         return kind
 
-    def _point_parts(self, data: Bytes, length: int, kind: Kind) -> Iterator[tuple[Rows, Bytes]]:
-        reader, sizes = _Reader(data), self._row_bytes
-        for ref, (first, end) in self._point_spans(length, kind):
-            yield Rows(ref.name, first, end), reader.take((end - first) * sizes[ref.name])
-
     def _segment_parts(
         self, data: Bytes, header: _Header, length: int
-    ) -> Iterator[tuple[Rows, Bytes]]:
+    ) -> Iterator[tuple[list[Rows], memoryview]]:
         """What a segment holds of the first `length` positions."""
-        reader, sizes = _Reader(data), self._row_bytes
+        left = memoryview(data)[_HEADER.size :]
+        if header.end <= length:
+            yield self._segment_rows(header.start, header.end), left
+            return
         for ref, ratio in self.entries:
-            first, end = header.start // ratio, header.end // ratio
-            rows, used = reader.take((end - first) * sizes[ref.name]), min(end, length // ratio)
-            if first < used:
-                yield Rows(ref.name, first, used), rows[: (used - first) * sizes[ref.name]]
+            size, first = self._row_bytes[ref.name], header.start // ratio
+            used = max(first, length // ratio)
+            yield [Rows(ref.name, first, used)], left[: (used - first) * size]
+            left = left[(header.end // ratio - first) * size :]
 
-    def _point_spans(self, length: int, kind: Kind) -> Iterator[tuple[Ref, tuple[int, int]]]:
+    def _segment_rows(self, start: int, end: int) -> list[Rows]:
+        return [Rows(ref.name, start // ratio, end // ratio) for ref, ratio in self.entries]
+
+    def _point_spans(self, length: int, kind: Kind) -> list[Rows]:
         """`_point_rows`, as stretches of their rings."""
-        for ref, rows in self._point_rows(length, kind):
-            for span in _spans(length, rows, ref.shape[1]):
-                yield ref, span
+        return [
+            Rows(ref.name, *span)
+            for ref, rows in self._point_rows(length, kind)
+            for span in _spans(length, rows, ref.shape[1])
+        ]
 
     def _point_rows(self, length: int, kind: Kind) -> Iterator[tuple[Ref, int]]:
         """(ring, how many of the last rows before `length`)."""
@@ -245,17 +244,6 @@ class Layout:
             raise SnapshotError(f"this {what} has another layout: it was made for another model")
         _check_size(what, len(data) - _HEADER.size, payload)
         return _Header(kind, start, end, payload)
-
-
-class _Reader:
-    """Takes bytes from a payload, in order."""
-
-    def __init__(self, data: Bytes) -> None:
-        self._left = memoryview(data)[_HEADER.size :]
-
-    def take(self, size: int) -> memoryview:
-        taken, self._left = self._left[:size], self._left[size:]
-        return taken
 
 
 def _group(ref: Ref, decoder_start: int) -> str | None:

@@ -18,10 +18,10 @@ from blake3 import blake3
 from ultraflash import ptx
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Plan, Ref
-from ultraflash.runtime.backend import Array, Bytes, Rows
+from ultraflash.runtime.backend import Array, Bytes, Rows, Staged, check_size
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import DeviceError
-from ultraflash.runtime.gpu.copies import UNIT, Arriving, Copies, Span
+from ultraflash.runtime.gpu.copies import UNIT, Copies, Span
 from ultraflash.runtime.gpu.driver import (
     Address,
     Device,
@@ -136,24 +136,26 @@ class CudaBackend:
         span = self._span(slot, Rows(name, start, start + len(rows)))
         upload(span.address, rows.astype(STORED[ref.dtype], copy=False))
 
-    def stage(self, slot: int, rows: Sequence[Rows], head: bytes = b"") -> Arriving:
+    def stage(self, slot: int, parts: Sequence[tuple[bytes, Sequence[Rows]]]) -> list[Staged]:
         """Begin to bring rows of a slot to the host, as the steps queued so far leave them.
 
         Raises:
             DeviceError: when no plan has named such a buffer.
         """
-        spans = [self._span(slot, some) for some in rows]
-        return self._copies.stage(spans, head)
+        spans = [(head, [self._span(slot, some) for some in rows]) for head, rows in parts]
+        return [*self._copies.stage(spans)]
 
-    def restore(self, slot: int, parts: Sequence[tuple[Rows, Bytes]]) -> None:
+    def restore(self, slot: int, parts: Sequence[tuple[Sequence[Rows], Bytes]]) -> None:
         """Put bytes into rows of a slot; steps queued from now on see them.
 
         Raises:
             DeviceError: when no plan has named such a buffer, or rows and bytes differ in size.
         """
-        spans = [self._span(slot, rows) for rows, _ in parts]
-        for span, (rows, data) in zip(spans, parts, strict=True):
-            rows.check_bytes(span.size, len(data))
+        spans = []
+        for rows, data in parts:
+            some = [self._span(slot, one) for one in rows]
+            check_size(rows, sum(size for _, size in some), len(data))
+            spans += some
         self._copies.restore(spans, [data for _, data in parts])
 
     def _load(self, units: Iterable[Unit]) -> None:

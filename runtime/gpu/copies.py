@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +41,16 @@ class Span(NamedTuple):
 
 
 class Arriving:
-    """Implements `Staged`: parts of a buffer that threads are filling."""
+    """Implements `Staged`: a buffer that threads are filling."""
 
-    def __init__(self, data: npt.NDArray[np.uint8], parts: list[Future[None]]) -> None:
-        """`data` must not be written to by anybody else."""
-        self._data, self._parts = data, parts
+    def __init__(self, data: npt.NDArray[np.uint8]) -> None:
+        """`data` is written to by those threads alone; `parts` are what they do."""
+        self.data = data
+        self.parts: list[Future[None]] = []
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether all of it is there, after at most `seconds`; None: however long it takes."""
-        return not wait(self._parts, seconds).not_done
+        return not wait(self.parts, seconds).not_done
 
     def take(self) -> memoryview:
         """The bytes, waited for.
@@ -57,10 +58,10 @@ class Arriving:
         Raises:
             DeviceError: when the copy failed.
         """
-        for part in self._parts:
+        for part in self.parts:
             part.result()
-        self._data.flags.writeable = False
-        return self._data.data
+        self.data.flags.writeable = False
+        return self.data.data
 
 
 class _Lane:
@@ -69,18 +70,22 @@ class _Lane:
     def __init__(self) -> None:
         self.host, self.address = Pinned(LANE_BYTES), allocate(LANE_BYTES, "staging of state")
         self.gathered, self.moved = Event(timing=False), Event(timing=False)
-        self._last: Future[None] | None = None
-
-    def busy_until(self, last: Future[None]) -> Future[None]:
-        """Nobody else may have the lane before `last` is done and `moved` has happened."""
-        self._last = last
-        return last
+        self.last: Future[None] | None = None  # `moved` is recorded before it is done
 
     def wait(self) -> None:
         """Until nobody uses it."""
-        if self._last is not None:
-            self._last.result()
+        if self.last is not None:
+            self.last.result()
             self.moved.wait()
+
+
+class _Leaving(NamedTuple):
+    """A lane's load on its way out: whose it is, from which byte on, how many bytes."""
+
+    lane: _Lane
+    to: Arriving
+    at: int
+    size: int
 
 
 class Copies:
@@ -94,26 +99,28 @@ class Copies:
         self._all_sent, self._steps_so_far = Event(timing=False), Event(timing=False)
         self._pool = ThreadPoolExecutor(_THREADS, "state copies", initializer=device.enter)
 
-    def stage(self, spans: Sequence[Span], head: bytes = b"") -> Arriving:
-        """Begin to bring out `head` and behind it the spans, as the steps queued so far leave them.
+    def stage(self, parts: Sequence[tuple[bytes, Sequence[Span]]]) -> list[Arriving]:
+        """Begin to bring out parts, each a head and behind it its spans, as the steps queued so far
+        leave them.
 
-        Waits only while all lanes are busy.
+        Waits only while all lanes are busy. The threads are called once, behind everything else:
+        while one of them wakes up, this one stands still at every call of the driver.
         """
-        loads = [(load, load.size) for load in _loads(spans)]
-        whole = np.empty(len(head) + sum(size for _, size in loads), np.uint8)
-        whole[: len(head)] = np.frombuffer(head, np.uint8)
-        at, parts = len(head), []
-        for load, size in loads:
-            lane = self._next_lane()
-            self._move(self._steps, load.pieces(lane.address, inwards=False))
-            lane.gathered.record(self._steps)
-            self._stream.wait_for(lane.gathered)
-            self._stream.copy_out(lane.host.address, lane.address, size)
-            lane.moved.record(self._stream)
-            part = self._pool.submit(_collect, lane, whole[at : at + size])
-            parts.append(lane.busy_until(part))
-            at += size
-        return Arriving(whole, parts)
+        made: list[Arriving] = []
+        leaving: list[_Leaving] = []
+        for head, spans in parts:
+            whole = np.empty(len(head) + sum(size for _, size in spans), np.uint8)
+            whole[: len(head)] = np.frombuffer(head, np.uint8)
+            made.append(Arriving(whole))
+            at = len(head)
+            for load in _loads(spans):
+                if len(leaving) == LANES:
+                    self._collect(leaving)
+                    leaving = []
+                leaving.append(_Leaving(self._gather(load), made[-1], at, load.size))
+                at += load.size
+        self._collect(leaving)
+        return made
 
     def restore(self, spans: Sequence[Span], data: Sequence[Bytes]) -> None:
         """Put bytes into as many spans of their sizes; steps queued from now on see them.
@@ -126,12 +133,28 @@ class Copies:
         for load in _loads(spans):
             lane = self._next_lane()
             pieces = sources.take(load.size)
-            part = self._pool.submit(self._send, lane, load, pieces)
-            parts.append(lane.busy_until(part))
+            lane.last = self._pool.submit(self._send, lane, load, pieces)
+            parts.append(lane.last)
         for part in parts:
             part.result()
         self._all_sent.record(self._stream)
         self._steps.wait_for(self._all_sent)
+
+    def _gather(self, load: _Load) -> _Lane:
+        lane = self._next_lane()
+        self._move(self._steps, load.pieces(lane.address, inwards=False))
+        lane.gathered.record(self._steps)
+        self._stream.wait_for(lane.gathered)
+        self._stream.copy_out(lane.host.address, lane.address, load.size)
+        lane.moved.record(self._stream)
+        return lane
+
+    def _collect(self, leaving: list[_Leaving]) -> None:
+        if leaving:
+            part = self._pool.submit(_collect, leaving)
+            for one in leaving:
+                one.lane.last = part
+                one.to.parts.append(part)
 
     def _send(self, lane: _Lane, load: _Load, data: list[memoryview]) -> None:
         at = 0
@@ -175,9 +198,10 @@ class _Source:
         return taken
 
 
-def _collect(lane: _Lane, to: npt.NDArray[Any]) -> None:
-    lane.moved.wait()
-    np.copyto(to, lane.host.bytes[: len(to)])
+def _collect(leaving: list[_Leaving]) -> None:
+    for lane, to, at, size in leaving:
+        lane.moved.wait()
+        np.copyto(to.data[at : at + size], lane.host.bytes[:size])
 
 
 class _Load(NamedTuple):

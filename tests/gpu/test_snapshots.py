@@ -15,7 +15,7 @@ import pytest
 from helpers.device import count, report, sized
 from helpers.device_rig import DeviceRig, Outcome, State, assert_same_outcome, assert_same_state
 from helpers.full_size_state import full_size_backend, full_size_layout, random_bytes
-from ultraflash.graphs.plan import Life, Ref
+from ultraflash.graphs.plan import Life
 from ultraflash.runtime.backend import Bytes, Rows, Staged
 from ultraflash.runtime.resume import Kind
 from ultraflash.runtime.snapshot import Layout
@@ -90,8 +90,9 @@ def test_points_leave_while_decoding_goes_on(rig: DeviceRig, layout: Layout, tol
             length += width
             # A ring reaches back over what has been processed behind the point, too.
             at = length - len(leaving) % width
-            point = layout.stage_point(rig.backend, slot, at, Kind.FULL)
-            leaving.append((at, point, layout.stage_segment(rig.backend, slot, at // 2, at)))
+            parts = [layout.point(at, Kind.FULL), layout.segment(at // 2, at)]
+            point, segment = rig.backend.stage(slot, parts)
+            leaving.append((at, point, segment))
         for at, point, segment in leaving:
             assert point.take()[HEADER:] == told.points[at], f"point at {at}, {width} rows"
             want = layout.export_segment(rig.backend, slot, at // 2, at)
@@ -106,9 +107,9 @@ def test_restored_in_another_slot(rig: DeviceRig, layout: Layout, told: Told, le
     for at in range(PROMPT, length):
         rig.step([Part(1, at, [told.ids[at]], GREEDY)])
     rig.step([Part(1, length, [(told.ids[length] + 1) % 480, 7, 8], GREEDY)])  # rejected
-    point = layout.stage_point(rig.backend, 1, length, Kind.FULL)
     cuts = pairwise([*range(0, length, 32), length])
-    segments = [layout.stage_segment(rig.backend, 1, *cut) for cut in cuts]
+    parts = [layout.point(length, Kind.FULL), *(layout.segment(*cut) for cut in cuts)]
+    point, *segments = rig.backend.stage(1, parts)
     for slot in (1, 2):
         scramble(rig, slot)  # a step that follows, and somebody else's conversation
     layout.restore(rig.backend, 2, length, point.take(), [s.take() for s in segments])
@@ -133,19 +134,14 @@ def scramble(rig: DeviceRig, slot: int) -> None:
 # --- at full size ---
 
 
-def parts_of(layout: Layout, length: int, seed: int) -> list[tuple[Rows, Bytes]]:
-    """Random bytes for everything that a point and the segment before it hold."""
-    sizes = {ref.name: int(np.prod(ref.shape[2:])) * (4 if ref.dtype in ("f32", "i32") else 1)
-             for ref in every_ref(layout)}  # fmt: skip
-    rows = [Rows(ref.name, *span) for ref, span in layout._point_spans(length, Kind.FULL)]
-    rows += [Rows(r.name, (length - SEGMENT) // n, length // n) for r, n in layout.entries]
-    return [(r, random_bytes((r.end - r.start) * sizes[r.name], seed + i))
-            for i, r in enumerate(rows)]  # fmt: skip
-
-
-def every_ref(layout: Layout) -> list[Ref]:
-    refs = [ref for ref, _ in layout.entries] + [*layout.encoder_windows, *layout.decoder_windows]
-    return [*refs, *layout.pending, *([layout.history] if layout.history else [])]
+def parts_of(layout: Layout, length: int, seed: int) -> list[tuple[list[Rows], Bytes]]:
+    """Random bytes for a point and the segment before it."""
+    start = length - SEGMENT
+    point, segment = layout.point(length, Kind.FULL)[1], layout.segment(start, length)[1]
+    return [
+        (point, random_bytes(layout.point_bytes(length, Kind.FULL), seed)),
+        (segment, random_bytes(layout.segment_bytes(start, length), seed + 1)),
+    ]
 
 
 def test_full_size_points_pass_each_other(rig: DeviceRig) -> None:
@@ -158,8 +154,8 @@ def test_full_size_points_pass_each_other(rig: DeviceRig) -> None:
     for turn in range(count("UF_GPU_FULL_POINTS", 120, 2)):
         which = turn % len(lengths)
         backend.restore(turn % 2, contents[which])
-        rows = [rows for rows, _ in contents[which]]
-        leaving.append((which, backend.stage(turn % 2, rows)))
+        heads = [(bytes([turn]), rows) for rows, _ in contents[which]]
+        leaving.append((which, turn, backend.stage(turn % 2, heads)))
         if len(leaving) == 12:
             check_whole(contents, leaving)
             leaving = []
@@ -167,12 +163,14 @@ def test_full_size_points_pass_each_other(rig: DeviceRig) -> None:
 
 
 def check_whole(
-    contents: list[list[tuple[Rows, Bytes]]], leaving: list[tuple[int, Staged]]
+    contents: list[list[tuple[list[Rows], Bytes]]], leaving: list[tuple[int, int, list[Staged]]]
 ) -> None:
-    for number, (which, staged) in enumerate(leaving):
-        want = b"".join(bytes(data) for _, data in contents[which])
-        same = np.array_equal(np.frombuffer(staged.take(), np.uint8), np.frombuffer(want, np.uint8))
-        assert same, f"point {number} of length {which} differs"
+    for which, turn, parts in leaving:
+        for staged, (_, want) in zip(parts, contents[which], strict=True):
+            got = staged.take()
+            assert got[0] == turn
+            same = np.array_equal(np.frombuffer(got, np.uint8)[1:], np.frombuffer(want, np.uint8))
+            assert same, f"turn {turn} of length {which} differs"
 
 
 @dataclass
@@ -203,8 +201,8 @@ def test_what_a_point_costs_the_steps(rig: DeviceRig, told: Told) -> None:
     length = SEGMENT + 129
 
     def stage() -> list[Staged]:
-        point = layout.stage_point(backend, 0, length, Kind.FULL)
-        return [point, layout.stage_segment(backend, 0, length - SEGMENT, length)]
+        parts = [layout.point(length, Kind.FULL), layout.segment(length - SEGMENT, length)]
+        return backend.stage(0, parts)
 
     def run(every: int) -> Cost:
         rig.prompt(3, told.ids[:PROMPT], GREEDY)

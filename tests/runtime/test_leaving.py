@@ -52,9 +52,9 @@ class Gate:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def stage(self, slot: int, rows: Sequence[Rows], head: bytes = b"") -> Staged:
-        self.staged.append(rows)
-        return Late(self._backend.stage(slot, rows, head).take(), self)
+    def stage(self, slot: int, parts: Sequence[tuple[bytes, Sequence[Rows]]]) -> list[Staged]:
+        self.staged += [rows for _, rows in parts]
+        return [Late(staged.take(), self) for staged in self._backend.stage(slot, parts)]
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def test_what_was_staged_is_as_it_was(bench: Bench) -> None:
     """Whatever steps follow, and however many lanes it takes."""
     for sizes in ((10,), (0, 3, 256), (100, 156, 1), (1500, 7)):
         want, spans = bench.value, bench.spans(*sizes)
-        staged = bench.copies.stage(spans, b"head")
+        staged = bench.copies.stage([(b"head", spans)])[0]
         for _ in range(3):
             bench.step()
         assert bytes(staged.take()) == b"head" + bytes([want]) * sum(sizes)
@@ -93,7 +93,7 @@ def test_many_on_their_way(bench: Bench) -> None:
     """More than there are lanes: each holds the moment at which it was asked for."""
     staged = []
     for _ in range(40):
-        staged.append((bench.value, bench.copies.stage(bench.spans(200, 30))))
+        staged.append((bench.value, bench.copies.stage([(b"", bench.spans(200, 30))])[0]))
         bench.step()
     for value, one in staged:
         assert one.take() == bytes([value]) * 230
@@ -108,7 +108,7 @@ def test_nothing_is_there_before_the_copy(cuda: FakeCuda, small_lanes: None) -> 
         return happened(event)
 
     cuda.cuEventSynchronize = held  # type: ignore[method-assign]
-    staged = bench.copies.stage(bench.spans(300))
+    staged = bench.copies.stage([(b"", bench.spans(300))])[0]
     assert not staged.wait(0)
     assert not staged.wait(0.01)
     gate.set()
@@ -117,7 +117,7 @@ def test_nothing_is_there_before_the_copy(cuda: FakeCuda, small_lanes: None) -> 
 
 
 def test_bytes_may_not_be_written_to(bench: Bench) -> None:
-    data = bench.copies.stage(bench.spans(20)).take()
+    data = bench.copies.stage([(b"", bench.spans(20))])[0].take()
     assert data.readonly
     with pytest.raises(TypeError):
         data[0] = 3
@@ -126,9 +126,9 @@ def test_bytes_may_not_be_written_to(bench: Bench) -> None:
 def test_staging_comes_before_the_next_step(cuda: FakeCuda, small_lanes: None) -> None:
     """On the stream of the steps; one launch however many rows there are, up to its limit."""
     bench = Bench(cuda)
-    bench.copies.stage(bench.spans(*[1] * 170)).take()
+    bench.copies.stage([(b"", bench.spans(*[1] * 170))])[0].take()
     bench.step()
-    bench.copies.stage(bench.spans(*[1] * 171)).take()
+    bench.copies.stage([(b"", bench.spans(*[1] * 171))])[0].take()
     assert [launch[0] for launch in cuda.launches] == [
         "uf_move_rows",
         "step",
@@ -150,7 +150,7 @@ def test_back_again(bench: Bench, rng: np.random.Generator) -> None:
         at = address - bench.address
         want[at : at + size] = np.frombuffer(part, np.uint8)
     np.testing.assert_array_equal(bench.memory(), want)
-    assert bench.copies.stage(spans).take() == b"".join(data)
+    assert bench.copies.stage([(b"", spans)])[0].take() == b"".join(data)
     bench.step()
     bench.steps.wait()
     assert (bench.memory() == 3).all()
@@ -170,9 +170,9 @@ def test_out_and_back_at_once(bench: Bench) -> None:
     """A conversation leaves while another one comes: the same lanes, nothing mixed up."""
     for n in range(20):
         want = bench.value
-        out = bench.copies.stage(bench.spans(700))
+        out = bench.copies.stage([(b"", bench.spans(700))])[0]
         bench.copies.restore([Span(bench.address + 4000, 600)], [bytes([100 + n]) * 600])
-        staged = bench.copies.stage([Span(bench.address + 4000, 600)])
+        staged = bench.copies.stage([(b"", [Span(bench.address + 4000, 600)])])[0]
         bench.step()
         assert staged.take() == bytes([100 + n]) * 600
         assert out.take() == bytes([want]) * 700
@@ -183,7 +183,7 @@ def test_a_copy_that_fails_says_so(cuda: FakeCuda, small_lanes: None, act: str) 
     bench = Bench(cuda)
     lost = cuda.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
     acts: dict[str, Callable[[], Any]] = {
-        "stage": lambda: bench.copies.stage(bench.spans(20)).take(),
+        "stage": lambda: bench.copies.stage([(b"", bench.spans(20))])[0].take(),
         "restore": lambda: bench.copies.restore(bench.spans(20), [bytes(20)]),
     }
     cuda.fail["cuEventSynchronize" if act == "stage" else "cuMemcpyHtoDAsync"] = lost
