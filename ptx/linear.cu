@@ -8,26 +8,33 @@
 // Limited by reading w (few rows), by the tensor cores (many).
 #include <uf/mma.cuh>
 
-constexpr int THREADS = 256, PARTS = 8;
+UF_STARTS_EARLY
+constexpr int PARTS = UF_PARTS;
 constexpr int PIECES = UF_SCALED_w ? 1 : 2;  // of 16 bytes that a lane has of a tile of w
-constexpr int M_TILES = UF_M_TILES, N_TILES = UF_N_TILES, DEPTH = UF_DEPTH;
+constexpr int M_TILES = UF_M_TILES, N_TILES = UF_N_TILES, UNROLL = UF_UNROLL, DEPTH = UF_DEPTH, AHEAD = UF_AHEAD;
 
 struct Sizes {
-    int blocks, part, tiles;  // tiles along K, of a part, along N
+    int blocks, part;   // tiles along K, of which a part has so many
+    int tiles, groups;  // tiles along N, groups of them
     UF_DEVICE explicit Sizes(const Args& a) {
-        blocks = (a.w_1 + 31) / 32;
-        part = (blocks + PARTS - 1) / PARTS;
-        tiles = (a.w_0 + 15) / 16;
+        blocks = (a.w_1 + 31) / 32, part = (blocks + PARTS - 1) / PARTS;
+        tiles = (a.w_0 + 15) / 16, groups = (tiles + M_TILES - 1) / M_TILES;
+    }
+};
+struct Part {
+    int first, last;
+    UF_DEVICE Part(const Sizes& s, int number) {
+        first = min(number * s.part, s.blocks), last = min(first + s.part, s.blocks);
     }
 };
 
 #if UF_SCALED_w
 // Scales of up to 32 tiles in a row, a lane each; they are handed out in turn.
-UF_DEVICE u32 scales_of(const Args& a, int blocks, int tile, int block, int lane) {
-    return block + lane < blocks ? a.w_scale[(i64)(tile / 2) * blocks + block + lane] : 0;
+UF_DEVICE u32 scales_of(const Args& a, const Sizes& s, int tile, int block, int lane) {
+    return tile < s.tiles && block + lane < s.blocks ? a.w_scale[(i64)(tile / 2) * s.blocks + block + lane] : 0;
 }
 #else
-UF_DEVICE u32 scales_of(const Args&, int, int, int, int) { return 0; }
+UF_DEVICE u32 scales_of(const Args&, const Sizes&, int, int, int) { return 0; }
 #endif
 
 // A lane's operands of a tile's two products.
@@ -55,61 +62,96 @@ UF_DEVICE void store_sums(const Args& a, int n, int row, const float (&sum)[4]) 
 }
 
 #if UF_FEW
-constexpr int PIECES_OF_BLOCK = M_TILES * PIECES + N_TILES;  // that a lane copies
+constexpr int THREADS = 32 * PARTS, BLOCK = (M_TILES * PIECES + N_TILES) * 32;  // BLOCK: of shared memory, in 16 bytes
 
 // What a warp copies, in the order in which it is used: its part of one group of tiles after the other.
 struct Source {
     const uint4* w[M_TILES];
     const bf16* x[N_TILES];
-    int group, block, first, last;
+    bool real[N_TILES];  // others have no row: nothing reads what they would give
+    int group, block;
 
-    UF_DEVICE void enter(const Args& a, const Sizes& s, int groups, int lane) {
-        if (group >= groups) return;
-        block = first;
+    UF_DEVICE void enter(const Args& a, const Sizes& s, const Part& p, int lane) {
+        block = p.first;
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
             int tile = min(group * M_TILES + m, s.tiles - 1);
-            w[m] = (const uint4*)a.w + ((i64)tile * s.blocks + first) * 32 * PIECES + lane;
+            w[m] = (const uint4*)a.w + ((i64)tile * s.blocks + p.first) * 32 * PIECES + lane;
         }
-        int offset = group * M_TILES * 16 / (a.w_0 / a.groups) * a.w_1 + first * 32 + lane % 4 * 8;
+        int of = a.groups == 1 ? 0 : group * M_TILES * 16 / (a.w_0 / a.groups);
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
-            int row = min((int)(blockIdx.y * N_TILES + n) * 8 + lane / 4, a.x_0 - 1);
-            x[n] = a.x + (i64)row * a.x_1 + offset;
+            int row = (blockIdx.y * N_TILES + n) * 8 + lane / 4;
+            real[n] = row < a.x_0;
+            x[n] = a.x + (i64)row * a.x_1 + of * a.w_1 + p.first * 32 + lane % 4 * 8;
         }
     }
-    UF_DEVICE void copy(const Args& a, const Sizes& s, int groups, int lane, uint4* slot) {
-        if (group < groups) {
+    UF_DEVICE void copy(const Args& a, const Sizes& s, const Part& p, int lane, uint4* slot, bool weights, bool rows) {
+        if (group < s.groups) {
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
+            for (int u = 0; u < UNROLL; u++, slot += BLOCK) {
+                if (u && block + u == p.last) break;
 #pragma unroll
-                for (int j = 0; j < PIECES; j++) copy16(slot + (m * PIECES + j) * 32, w[m] + j * 32);
-                w[m] += 32 * PIECES;
+                for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+                    for (int j = 0; j < PIECES; j++)
+                        if (weights) copy16(slot + (m * PIECES + j) * 32, w[m] + (u * PIECES + j) * 32);
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++)
+                    if (rows && real[n]) copy16(slot + (M_TILES * PIECES + n) * 32, x[n] + u * 32);
             }
+            block += UNROLL;
+            if (block < p.last) {
 #pragma unroll
-            for (int n = 0; n < N_TILES; n++, slot += 32) {
-                copy16(slot + M_TILES * PIECES * 32, x[n]);
-                x[n] += 32;
-            }
-            if (++block == last) {
+                for (int m = 0; m < M_TILES; m++) w[m] += UNROLL * 32 * PIECES;
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++) x[n] += UNROLL * 32;
+            } else {
                 group += gridDim.x;
-                enter(a, s, groups, lane);
+                enter(a, s, p, lane);
             }
         }
-        close_group();
     }
 };
 
+// The products of so many tiles along K.
+template <int COUNT>
+UF_DEVICE void multiply(const uint4* slot, const u32* scales, int turn, float (&sum)[M_TILES][N_TILES][4]) {
+#pragma unroll
+    for (int u = 0; u < COUNT; u++, slot += BLOCK) {
+        uint4 x[N_TILES];
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) x[n] = slot[(M_TILES * PIECES + n) * 32];
+        u32 one[M_TILES][4], two[M_TILES][4];
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+            operands(slot + m * PIECES * 32, __shfl_sync(0xFFFFFFFFu, scales[m], turn + u), one[m], two[m]);
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++) mma(sum[m][n], one[m], x[n].x, x[n].y);
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++) mma(sum[m][n], two[m], x[n].z, x[n].w);
+    }
+}
+
 // Adds the parts of a group of tiles, a warp for each tile and eight rows.
 UF_DEVICE void fold(const Args& a, const Sizes& s, int group, int warp, int lane, const float4* sums) {
-    int parts = (s.blocks + s.part - 1) / s.part;
-    for (int i = warp; i < M_TILES * N_TILES; i += THREADS / 32) {
-        const float4* from = sums + i * 32 + lane;
-        float4 first = from[0];
-        float sum[4] = {first.x, first.y, first.z, first.w};
-        for (int p = 1; p < parts; p++) {
-            float4 more = from[p * M_TILES * N_TILES * 32];
-            sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
+    for (int i = warp; i < M_TILES * N_TILES; i += PARTS) {
+        float sum[4];
+#pragma unroll
+        for (int some = 0; some < PARTS; some += 8) {
+            float4 part[8];
+#pragma unroll
+            for (int p = 0; p < 8; p++)
+                if ((some + p) * s.part < s.blocks) part[p] = sums[((some + p) * M_TILES * N_TILES + i) * 32 + lane];
+#pragma unroll
+            for (int p = 0; p < 8; p++)
+                if (some + p == 0) sum[0] = part[0].x, sum[1] = part[0].y, sum[2] = part[0].z, sum[3] = part[0].w;
+                else if ((some + p) * s.part < s.blocks)
+                    sum[0] += part[p].x, sum[1] += part[p].y, sum[2] += part[p].z, sum[3] += part[p].w;
         }
         int tile = group * M_TILES + i / N_TILES, row = (blockIdx.y * N_TILES + i % N_TILES) * 8;
         store_sums(a, tile * 16 + lane / 4, row + lane % 4 * 2, sum);
@@ -120,55 +162,51 @@ extern "C" __global__ void __launch_bounds__(THREADS) uf_linear(const Args a) {
     extern __shared__ uint4 shared[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Sizes s(a);
-    int groups = (s.tiles + M_TILES - 1) / M_TILES;
-    int first = min(warp * s.part, s.blocks), last = min(first + s.part, s.blocks);
-    float4* sums = (float4*)(shared + PARTS * DEPTH * PIECES_OF_BLOCK * 32);
-    uint4* ring = shared + warp * DEPTH * PIECES_OF_BLOCK * 32 + lane;
+    Part p(s, warp);
+    uint4* ring = shared + warp * DEPTH * UNROLL * BLOCK + lane;
+    float4* sums = (float4*)(shared + PARTS * DEPTH * UNROLL * BLOCK);
 
-    Source source;
-    source.group = first < last ? blockIdx.x : groups, source.first = first, source.last = last;
-    source.enter(a, s, groups, lane);
-    for (int i = 0; i < DEPTH - 1; i++) source.copy(a, s, groups, lane, ring + i * PIECES_OF_BLOCK * 32);
     u32 next_scales[M_TILES];
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++)
-        next_scales[m] = scales_of(a, s.blocks, min((int)blockIdx.x * M_TILES + m, s.tiles - 1), first, lane);
+    for (int m = 0; m < M_TILES; m++) next_scales[m] = scales_of(a, s, blockIdx.x * M_TILES + m, p.first, lane);
+    Source source;
+    source.group = p.first < p.last ? blockIdx.x : s.groups;
+    source.enter(a, s, p, lane);
+    Source ahead = source;  // what no earlier kernel writes
+    for (int i = 0; i < AHEAD; i++) ahead.copy(a, s, p, lane, ring + i * UNROLL * BLOCK, true, false);
+    earlier_kernels_done();
+    next_kernel_may_start();
+    for (int i = 0; i < DEPTH - 1; i++) {
+        source.copy(a, s, p, lane, ring + i * UNROLL * BLOCK, i >= AHEAD, true);
+        close_group();
+    }
 
     int at = 0;
-    for (int group = blockIdx.x; group < groups; group += gridDim.x) {
+    for (int group = blockIdx.x; group < s.groups; group += gridDim.x) {
         float sum[M_TILES][N_TILES][4] = {};
         u32 scales[M_TILES];
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
             scales[m] = next_scales[m];
-            int tile = min((group + (int)gridDim.x) * M_TILES + m, s.tiles - 1);
-            next_scales[m] = scales_of(a, s.blocks, tile, first, lane);
+            next_scales[m] = scales_of(a, s, (group + gridDim.x) * M_TILES + m, p.first, lane);
         }
-        for (int block = first; block < last; block++) {
+        for (int block = p.first; block < p.last; block += UNROLL) {
             copies_arrived<DEPTH - 2>();
-            const uint4* slot = ring + at * PIECES_OF_BLOCK * 32;
-            source.copy(a, s, groups, lane, ring + (at ? at - 1 : DEPTH - 1) * PIECES_OF_BLOCK * 32);
+            source.copy(a, s, p, lane, ring + (at ? at - 1 : DEPTH - 1) * UNROLL * BLOCK, true, true);
+            close_group();
+            const uint4* slot = ring + at * UNROLL * BLOCK;
             at = at == DEPTH - 1 ? 0 : at + 1;
-            int turn = (block - first) % 32;
-            if (turn == 0 && block > first) {
+            int turn = (block - p.first) % 32;
+            if (turn == 0 && block > p.first) {
 #pragma unroll
-                for (int m = 0; m < M_TILES; m++)
-                    scales[m] = scales_of(a, s.blocks, min(group * M_TILES + m, s.tiles - 1), block, lane);
+                for (int m = 0; m < M_TILES; m++) scales[m] = scales_of(a, s, group * M_TILES + m, block, lane);
             }
-            uint4 x[N_TILES];
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++) x[n] = slot[(M_TILES * PIECES + n) * 32];
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-                u32 one[4], two[4];
-                operands(slot + m * PIECES * 32, __shfl_sync(0xFFFFFFFFu, scales[m], turn), one, two);
-#pragma unroll
-                for (int n = 0; n < N_TILES; n++) mma(sum[m][n], one, x[n].x, x[n].y);
-#pragma unroll
-                for (int n = 0; n < N_TILES; n++) mma(sum[m][n], two, x[n].z, x[n].w);
-            }
+            if (block + UNROLL <= p.last) multiply<UNROLL>(slot, scales, turn, sum);
+            else
+                for (; turn < p.last - p.first - (block - p.first) / 32 * 32; turn++, slot += BLOCK)
+                    multiply<1>(slot, scales, turn, sum);
         }
-        if (first < last) {
+        if (p.first < p.last) {
 #pragma unroll
             for (int m = 0; m < M_TILES; m++)
 #pragma unroll
@@ -184,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) uf_linear(const Args a) {
 }
 #else
 // Eight tiles of columns and 128 rows a CTA; a warp has two tiles and 64 rows. A stage is two tiles deep.
-constexpr int COLUMN_TILES = 8, ROWS = 128;
+constexpr int THREADS = 256, COLUMN_TILES = 8, ROWS = 128;
 constexpr int W_STAGE = COLUMN_TILES * 2 * PIECES * 32, STAGE = W_STAGE + ROWS * 8;  // in 16 bytes
 
 struct Place {
@@ -200,25 +238,43 @@ struct Place {
     }
 };
 
-UF_DEVICE void copy_stage(const Args& a, const Sizes& s, const Place& p, int block, uint4* to) {
-    bool both = block + 1 < s.blocks;
-    if (block < s.blocks) {
+// What a thread copies for every stage: bytes behind `w` and `x`, which advance by a stage.
+struct Source {
+    const u8 *w, *x;
+    u32 w_at[W_STAGE / THREADS], x_at[ROWS * 8 / THREADS];
+
+    UF_DEVICE Source(const Args& a, const Sizes& s, const Place& p) {
+        w = (const u8*)a.w + (i64)p.tile * s.blocks * 512 * PIECES, x = (const u8*)p.x;
 #pragma unroll
         for (int r = 0; r < W_STAGE / THREADS; r++) {
-            int i = r * THREADS + threadIdx.x, tile = i / (64 * PIECES), piece = i % (64 * PIECES);
-            const uint4* from = (const uint4*)a.w + (i64)min(p.tile + tile, p.tiles - 1) * s.blocks * 32 * PIECES;
-            if (both || piece < 32 * PIECES) copy16(to + i, from + block * 32 * PIECES + piece);
+            int i = r * THREADS + threadIdx.x, tile = min(i / (64 * PIECES), p.tiles - 1 - p.tile);
+            w_at[r] = (tile * s.blocks * 32 * PIECES + i % (64 * PIECES)) * 16;
         }
 #pragma unroll
         for (int r = 0; r < ROWS * 8 / THREADS; r++) {
-            int i = r * THREADS + threadIdx.x, row = i / 8, piece = i % 8;
-            const bf16* from = p.x + (i64)min(p.row + row, a.x_0 - 1) * a.x_1 + block * 32;
-            // Even and odd rows change halves: a warp reads eight rows without bank conflicts.
-            if (both || piece < 4) copy16(to + W_STAGE + row * 8 + (piece ^ row % 2 * 4), from + piece * 8);
+            int i = r * THREADS + threadIdx.x, row = min(i / 8, a.x_0 - 1 - p.row);
+            x_at[r] = (u32)row * a.x_1 * 2 + i % 8 * 16;
         }
     }
-    close_group();
-}
+    UF_DEVICE void copy(const Sizes& s, int block, uint4* to) {
+        bool both = block + 1 < s.blocks;
+        if (block < s.blocks) {
+#pragma unroll
+            for (int r = 0; r < W_STAGE / THREADS; r++) {
+                int i = r * THREADS + threadIdx.x;
+                if (both || i % (64 * PIECES) < 32 * PIECES) copy16(to + i, w + w_at[r]);
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS * 8 / THREADS; r++) {
+                int i = r * THREADS + threadIdx.x;
+                // Even and odd rows change halves: a warp reads eight rows without bank conflicts.
+                if (both || i % 8 < 4) copy16(to + W_STAGE + (i ^ i / 8 % 2 * 4), x + x_at[r]);
+            }
+        }
+        w += 1024 * PIECES, x += 128;
+        close_group();
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS) uf_linear(const Args a) {
     extern __shared__ uint4 shared[];
@@ -230,20 +286,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) uf_linear(const Args a) {
     const uint4* x = shared + W_STAGE + (rows + lane / 4) * 8;
     int swap = lane / 4 % 2 * 4;
 
-    for (int i = 0; i < DEPTH - 1; i++) copy_stage(a, s, p, 2 * i, shared + i * STAGE);
+    earlier_kernels_done();
+    next_kernel_may_start();
+    Source source(a, s, p);
+    for (int i = 0; i < DEPTH - 1; i++) source.copy(s, 2 * i, shared + i * STAGE);
     float sum[2][8][4] = {}, total[2][8][4];
 #pragma unroll
     for (int i = 0; i < 64; i++) total[i / 32][i / 4 % 8][i % 4] = -0.0f;  // adds nothing to any first part
-    int scale_tile = min(p.tile + tile, s.tiles - 1);
-    u32 scales = 0, next_scales = scales_of(a, s.blocks, scale_tile, 0, lane);
+    u32 scales = 0, next_scales = scales_of(a, s, p.tile + tile, 0, lane);
     int left = s.part;
     for (int block = 0, at = 0; block < s.blocks; block += 2) {
         copies_arrived<DEPTH - 2>();
         __syncthreads();
-        copy_stage(a, s, p, block + 2 * (DEPTH - 1), shared + (at ? at - 1 : DEPTH - 1) * STAGE);
+        source.copy(s, block + 2 * (DEPTH - 1), shared + (at ? at - 1 : DEPTH - 1) * STAGE);
         if (block % 32 == 0) {
             scales = next_scales;
-            next_scales = scales_of(a, s.blocks, scale_tile, block + 32, lane);
+            next_scales = scales_of(a, s, p.tile + tile, block + 32, lane);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -254,12 +312,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) uf_linear(const Args a) {
             for (int m = 0; m < 2; m++)
                 operands(w + at * STAGE + (m * 2 + half) * 32 * PIECES, scale, one[m], two[m]);
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
-                uint4 v = x[at * STAGE + n * 64 + ((half * 4 + lane % 4) ^ swap)];
+            for (int some = 0; some < 8; some += 4) {  // so that a sum's two products are not neighbours
+                uint4 v[4];
 #pragma unroll
-                for (int m = 0; m < 2; m++) mma(sum[m][n], one[m], v.x, v.y);
+                for (int n = 0; n < 4; n++) v[n] = x[at * STAGE + (some + n) * 64 + ((half * 4 + lane % 4) ^ swap)];
 #pragma unroll
-                for (int m = 0; m < 2; m++) mma(sum[m][n], two[m], v.z, v.w);
+                for (int i = 0; i < 8; i++) mma(sum[i % 2][some + i / 2], one[i % 2], v[i / 2].x, v[i / 2].y);
+#pragma unroll
+                for (int i = 0; i < 8; i++) mma(sum[i % 2][some + i / 2], two[i % 2], v[i / 2].z, v[i / 2].w);
             }
             if (--left == 0 || block + half == s.blocks - 1) {
                 left = s.part;

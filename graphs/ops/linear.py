@@ -13,10 +13,13 @@ from ultraflash.graphs.numerics import F32, F64, round_bf16
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
-_THREADS = 256
+_EXTRA = 0.3  # of a tile's time for a group of tiles
 _CTAS = 132  # that run at once on an H200, one on each SM
+_UNROLLED = 5  # products of tiles at once
 _SHARED = 200 << 10  # bytes of a CTA, of 227 that there are
-_DEPTH = 20  # tiles under way
+_TILES = 20  # under way, along K
+_AHEAD = 2  # stages of weights that are asked for before earlier kernels are done
+_PIECES = {"fp8": 1, "bf16": 2}  # of 16 bytes that a lane has of a tile
 _WIDE_CTAS = 40  # fewer leave most of a GPU idle
 
 
@@ -56,7 +59,7 @@ class Linear(Op):
         outputs of many.
         """
         spread = self._spread()
-        return Geometry(spread.x, spread.y, _THREADS, spread.shared)
+        return Geometry(spread.x, spread.y, spread.threads, spread.shared)
 
     def variant(self) -> dict[str, int]:
         """Which of the two kernels, and its sizes."""
@@ -65,7 +68,10 @@ class Linear(Op):
             "FEW": int(spread.few),
             "M_TILES": spread.m_tiles,
             "N_TILES": spread.n_tiles,
+            "UNROLL": spread.unroll,
             "DEPTH": spread.depth,
+            "AHEAD": min(_AHEAD, spread.depth - 1),
+            "PARTS": _parts(self.w),
         }
 
     def _spread(self) -> _Spread:
@@ -74,12 +80,11 @@ class Linear(Op):
         assert self.groups == 1 or size % (32 * self.groups) == 0, (
             f"{self.w} has tiles in two groups"
         )
-        pieces = {"fp8": 1, "bf16": 2}[self.w.dtype]
         wide = self.groups * -(-size // self.groups // 128), -(-self.x.shape[0] // 128)
         if self.x.shape[0] > 16 and prod(wide) >= _WIDE_CTAS:
-            stage = 16 * (8 * 2 * pieces * 32 + 128 * 8)
-            return _Spread(False, *wide, 0, 0, 4, 4 * stage)
-        return _few(self.x.shape[0], -(-size // 16), self.groups, pieces)
+            stage = 16 * (8 * 2 * _PIECES[self.w.dtype] * 32 + 128 * 8)
+            return _Spread(False, *wide, 256, 1, 1, 1, 4, 4 * stage)
+        return _few(self.x.shape[0], self.w, self.groups)
 
     def flops(self) -> int:
         """Two a weight and row."""
@@ -93,24 +98,43 @@ class _Spread:
     few: bool
     x: int
     y: int
+    threads: int
     m_tiles: int
     n_tiles: int
+    unroll: int
     depth: int
     shared: int
 
 
-def _few(rows: int, tiles: int, groups: int, pieces: int) -> _Spread:
+def _parts(w: Ref) -> int:
+    """Into how many parts a sum falls. More where a CTA has one tile only: its warps share a latency.
+
+    It follows from the weight alone, so that a row's bits do not depend on how many rows there are.
+    """
+    return 16 if -(-w.shape[0] // 16) <= _CTAS else 8
+
+
+def _few(rows: int, w: Ref, groups: int) -> _Spread:
     """As many tiles at a time as give the busiest CTA the least to do."""
+    tiles, blocks, parts = -(-w.shape[0] // 16), w.shape[1] // 32, _parts(w)
     n_tiles = next(n for n in (1, 2, 4) if rows <= 8 * n or n == 4)
     y = -(-rows // (8 * n_tiles))
 
-    def busiest(m: int) -> int:
-        return -(-(-(-tiles // m)) * y // _CTAS) * m
+    def shared(m: int, tiles_under_way: int) -> int:
+        """Bytes for all threads: operands under way, and a group's sums."""
+        operands = (m * _PIECES[w.dtype] + n_tiles) * tiles_under_way
+        return 32 * parts * 16 * (operands + m * n_tiles)
+
+    def busiest(m: int) -> float:
+        return -(-(-(-tiles // m)) * y // _CTAS) * (m + _EXTRA)
 
     fitting = [m for m in (4, 3, 2, 1) if groups == 1 or tiles // groups % m == 0]
-    m_tiles = min(fitting, key=busiest)
-    slot = _THREADS * 16 * (m_tiles * pieces + n_tiles)
-    sums = _THREADS * 16 * m_tiles * n_tiles
-    depth = min((_SHARED - sums) // slot, _DEPTH)
+    m_tiles = min((m for m in fitting if shared(m, 3) <= _SHARED), key=busiest)
+    part = min(-(-blocks // parts), 32)  # scales are handed out 32 at a time
+    few = range(1, max(2, _UNROLLED // m_tiles + 1))
+    unroll = max(u for u in few if part % u == 0 and shared(m_tiles, 3 * u) <= _SHARED)
+    most = range(3, -(-_TILES // unroll) + 2)
+    depth = max(d for d in most if shared(m_tiles, d * unroll) <= _SHARED)
     x = min(-(-tiles // m_tiles), max(1, _CTAS // y))
-    return _Spread(True, x, y, m_tiles, n_tiles, depth, depth * slot + sums)
+    size = shared(m_tiles, depth * unroll)
+    return _Spread(True, x, y, 32 * parts, m_tiles, n_tiles, unroll, depth, size)

@@ -5,9 +5,9 @@
 //   a: rows g (registers 0, 2) and g + 8 (1, 3), k = 2t, 2t + 1 (registers 0, 1) and 2t + 8, 2t + 9 (2, 3)
 //   b: column g, the same k;   c: rows g (c[0], c[1]) and g + 8 (c[2], c[3]), columns 2t and 2t + 1
 UF_DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // A copy of 16 bytes from global to shared memory that goes on beside what follows. Copies are closed into groups;
@@ -20,6 +20,13 @@ UF_DEVICE void close_group() { asm volatile("cp.async.commit_group;" ::: "memory
 template <int PENDING> UF_DEVICE void copies_arrived() {
     asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
+
+// A source with this line says that its kernel may start before those in front of it are done (driver.Function.early):
+// it must wait for them, and for what they wrote, before it reads or writes anything but weights.
+#define UF_STARTS_EARLY extern "C" { __device__ int uf_starts_early; }
+UF_DEVICE void earlier_kernels_done() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Lets the next kernel start as far as it can without this one's results.
+UF_DEVICE void next_kernel_may_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 UF_DEVICE u32 times_bf16x2(u32 a, u32 b) {  // exact where the result has a bf16; subnormal operands count
     u32 y;

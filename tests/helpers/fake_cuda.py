@@ -61,12 +61,12 @@ class Moment:
     """An event: where it was recorded last, and when that happened."""
 
     at: float = 0.0
-    stream: Queue | None = None
+    queue: Queue | None = None
     number: int = 0
 
     def happen(self) -> None:
-        if self.stream:
-            self.stream.run_to(self.number)
+        if self.queue:
+            self.queue.run_to(self.number)
 
 
 @dataclass
@@ -90,6 +90,7 @@ class FakeCuda:
         default_factory=dict, repr=False
     )
     _lock: Any = field(default_factory=threading.RLock, repr=False)
+    _queues: list[Queue] = field(default_factory=list, repr=False)
     _capture: list[Callable[[], None]] | None = None
 
     def __post_init__(self) -> None:
@@ -208,30 +209,37 @@ class FakeCuda:
         return (OK,)
 
     def cuStreamCreate(self, flag: Any) -> tuple[Any, ...]:
-        return OK, Queue(self._lock)
+        self._queues.append(Queue(self._lock))
+        return OK, real.CUstream(len(self._queues))
 
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
         assert self._capture is None, "waiting is not allowed while a graph is captured"
-        if stream:  # 0: the default one, where everything is done at once
-            stream.run_to(stream.count)
+        if int(stream):  # 0: the default one, where everything is done at once
+            queue = self._queues[int(stream) - 1]
+            queue.run_to(queue.count)
         return (OK,)
 
     def cuStreamWaitEvent(self, stream: Any, event: Moment, flags: int) -> tuple[Any, ...]:
-        return self._queue(stream, Moment(0.0, event.stream, event.number).happen)
+        return self._queue(stream, Moment(0.0, event.queue, event.number).happen)
 
-    def cuLaunchKernel(
-        self, function: str, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int,
-        stream: Any, parameters: int, extra: int,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        launch = function, (gx, gy, gz), (bx, by, bz), shared
+    def cuModuleGetGlobal(self, module: bytes, name: bytes) -> tuple[Any, ...]:
+        found = b"\0" + name + b"\0" in module
+        return (OK, 1, 4) if found else (real.CUresult.CUDA_ERROR_NOT_FOUND, None, None)
+
+    def cuLaunchKernelEx(
+        self, config: Any, function: str, parameters: int, extra: int
+    ) -> tuple[Any, ...]:
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        block = config.blockDimX, config.blockDimY, config.blockDimZ
+        launch = function, grid, block, config.sharedMemBytes
         size, act = self.kernels.get(function, (0, lambda raw, grid: None))
         raw = ctypes.string_at(ctypes.c_uint64.from_address(parameters).value, size)
 
         def run() -> None:
             self.launches.append(launch)
-            act(raw, (gx, gy, gz))
+            act(raw, grid)
 
-        return self._queue(stream, run)
+        return self._queue(config.hStream, run)
 
     def cuStreamBeginCapture(self, stream: Any, mode: Any) -> tuple[Any, ...]:
         self._capture = []
@@ -267,7 +275,8 @@ class FakeCuda:
 
     def cuEventRecord(self, event: Moment, stream: Any) -> tuple[Any, ...]:
         self._queue(stream, lambda: setattr(event, "at", time.perf_counter()))
-        event.stream, event.number = stream, stream.count
+        event.queue = self._queues[int(stream) - 1]
+        event.number = event.queue.count
         return (OK,)
 
     def cuEventSynchronize(self, event: Moment) -> tuple[Any, ...]:
@@ -282,13 +291,14 @@ class FakeCuda:
         for to, source, size in np.frombuffer(raw, np.uint64).reshape(-1, 3)[: grid[0]].tolist():
             self.cuMemcpyDtoD(to, source, size)
 
-    def _queue(self, stream: Queue, step: Callable[[], Any]) -> tuple[Any, ...]:
+    def _queue(self, stream: Any, step: Callable[[], Any]) -> tuple[Any, ...]:
         if self._capture is not None:
             self._capture.append(step)
             return (OK,)
-        number = stream.push(step)
+        queue = self._queues[int(stream) - 1]
+        number = queue.push(step)
         if not self.lazy:
-            stream.run_to(number)
+            queue.run_to(number)
         return (OK,)
 
     def _inside(self, address: int, size: int) -> None:

@@ -22,8 +22,9 @@ from ultraflash.runtime.config import BUNDLED_CHECKPOINT
 pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 
 # 64 registers let 1,024 threads live on an SM. Verification and drawing run one CTA a sequence:
-# nothing stands beside it whose place it could take.
-REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96}
+# nothing stands beside it whose place it could take. A CTA of `linear` fills an SM's shared memory
+# with operands under way, so that its registers are no one else's.
+REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "linear": 255}
 STATIC_SHARED = 48 << 10
 SHARED = 227 << 10  # of one CTA, static and dynamic, on all three architectures
 GRID_Y = 65_535

@@ -80,6 +80,7 @@ def test_auto_with_a_gpu_that_has_no_kernels_takes_numpy(
     assert isinstance(opened(), NumpyBackend)
 
 
+@needs_compiler  # of weights' layouts
 def test_auto_takes_a_gpu_and_numpy_can_be_asked_for(
     cuda: FakeCuda, opened: Callable[..., Backend]
 ) -> None:
@@ -119,6 +120,7 @@ def test_several_ranks(
     assert "is not built yet: use world 1 on one GPU" in text
 
 
+@needs_compiler  # of weights' layouts
 def test_another_gpu_than_the_first(cuda: FakeCuda, opened: Callable[..., Backend]) -> None:
     cuda.gpus = Gpu(), Gpu("NVIDIA B300", (10, 3))
     assert opened(gpus=(1,)).arch == "sm_103a"
@@ -136,6 +138,8 @@ def test_a_step_from_io_to_io(cuda: FakeCuda, opened: Callable[..., Backend]) ->
     """With kernels that do nothing: what is launched, captured once, replayed, and copied."""
     backend = opened()
     assert isinstance(backend, CudaBackend)
+    assert {launch[0] for launch in cuda.launches} == {"uf_tiles"}, "weights are laid out"
+    cuda.launches.clear()
     model = Model.from_checkpoint(TINY)
     plan = build_decode(Build(model, Capacity(3, 64), block=model.draft_block), 3, 1)
     runner = backend.compile(plan)
