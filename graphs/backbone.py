@@ -10,7 +10,7 @@ from functools import partial
 from ultraflash.graphs.attention import attend, queries, window_rows
 from ultraflash.graphs.globalkv import GlobalStore
 from ultraflash.graphs.ngrams import engram
-from ultraflash.graphs.ops.comm import AllGather
+from ultraflash.graphs.ops.all_gather import AllGather
 from ultraflash.graphs.ops.embed import Embed
 from ultraflash.graphs.ops.engram_ids import EngramIds
 from ultraflash.graphs.ops.hc_collapse import HcCollapse

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ultraflash.graphs.attention import GlobalKv
+from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.ops.candidate_pool import CandidatePool
-from ultraflash.graphs.ops.comm import AllReduce
 from ultraflash.graphs.ops.compress_pairs import CompressPairs
 from ultraflash.graphs.ops.index_query import IndexQuery
 from ultraflash.graphs.ops.index_scores import IndexScores

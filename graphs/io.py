@@ -13,6 +13,15 @@ from ultraflash.graphs.plan import PlanBuilder, Ref
 from ultraflash.graphs.sampling import TOP_LOGPROBS
 
 MAX_BIASES = 512  # entries of a request's logit bias
+# The record: what a step says. Everything else the host writes.
+RESULTS = tuple(
+    f"io.{name}"
+    for name in (
+        "token", "accepted", "drafts", "confidence", "logprob", "top_ids", "top_logprobs",
+    )
+)  # fmt: skip
+# Hardly ever written, and large: nothing that every step has to bring to the device.
+RARE = tuple(f"io.{name}" for name in ("mask", "bias_ids", "bias", "is_image"))
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,7 @@ class Io:
     position: Ref  # [T] i32, absolute; 0 in idle rows
     slot: Ref  # [T] i32, -1 in idle rows
     row_start: Ref  # [S+1] i32
+    follows: Ref  # [S] i32 1: ids, position and step come from the slot's last step (decode only)
     window_start: Ref  # [T] i32: the first position a row's window may reach; 0 but in a replay
     temperature: Ref  # [S] f32
     top_p: Ref  # [S] f32
@@ -57,6 +67,7 @@ def io_buffers(b: PlanBuilder, model: Model, block: int, sampled_rows: int) -> I
         "position": ((t,), "i32"),
         "slot": ((t,), "i32"),
         "row_start": ((s + 1,), "i32"),
+        "follows": ((s,), "i32"),
         "window_start": ((t,), "i32"),
         "temperature": ((s,), "f32"),
         "top_p": ((s,), "f32"),

@@ -6,7 +6,7 @@ from ultraflash.graphs.backbone import all_layers, head
 from ultraflash.graphs.draft import append_context, draft
 from ultraflash.graphs.plan import Plan
 from ultraflash.graphs.scope import Scope, Streams
-from ultraflash.graphs.step import Build, accept, last_rows, last_scope, scope
+from ultraflash.graphs.step import Build, accept, last_rows, last_scope, next_rows, scope
 
 
 def build_prefill(build: Build, rows: int, *, ends: bool = True) -> Plan:
@@ -28,9 +28,10 @@ def build_prefill(build: Build, rows: int, *, ends: bool = True) -> Plan:
 
 
 def end_of_prompt(s: Scope, block: int, streams: Streams) -> None:
-    """Head, token and drafts behind the last row of each sequence."""
+    """Head, token and drafts behind the last row of each sequence, and its next rows."""
     x, pre = last_rows(s, "x", streams.x), last_rows(s, "pre", streams.pre)
     tail = last_scope(s)
     accept(tail, head(tail, Streams(x, pre)), None)
     if block:
         draft(tail, block)
+    next_rows(tail, block)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.io import Io
 from ultraflash.graphs.model import Model
-from ultraflash.graphs.ops.comm import AllReduce
+from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.ops.linear import Linear
 from ultraflash.graphs.ops.quant8 import Quant8
 from ultraflash.graphs.ops.ring_write import RingWrite

@@ -8,7 +8,9 @@ from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.io import io_buffers
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.ops.accept import Accept
+from ultraflash.graphs.ops.follow_rows import FollowRows
 from ultraflash.graphs.ops.last_io import LastIo
+from ultraflash.graphs.ops.next_rows import NextRows
 from ultraflash.graphs.ops.take_last import TakeLast
 from ultraflash.graphs.plan import PlanBuilder, Ref
 from ultraflash.graphs.scope import Scope
@@ -39,6 +41,45 @@ def scope(name: str, build: Build, rows: int, sequences: int, sampled_rows: int)
     b = PlanBuilder(name, rows, sequences, build.world)
     io = io_buffers(b, build.model, build.block, sampled_rows)
     return Scope(b, build.model, build.capacity, io, build.round_attention, rows)
+
+
+def follow_rows(s: Scope, block: int) -> None:
+    """Sequences that go on take their rows from their last step, before anybody reads io."""
+    io, (next_ids, next_at) = s.io, _next(s, block)
+    op = FollowRows(
+        follows=io.follows,
+        row_start=io.row_start,
+        slot=io.slot,
+        next_ids=next_ids,
+        next_at=next_at,
+        ids=io.ids,
+        position=io.position,
+        step=io.step,
+    )
+    s.b.add("step.follow", op)
+
+
+def next_rows(s: Scope, block: int) -> None:
+    """What each slot's next step begins with, behind acceptance and drafts."""
+    io, (next_ids, next_at) = s.io, _next(s, block)
+    op = NextRows(
+        token=io.token,
+        accepted=io.accepted,
+        drafts=io.drafts if block else None,
+        slot=io.slot,
+        position=io.position,
+        row_start=io.row_start,
+        step=io.step,
+        next_ids=next_ids,
+        next_at=next_at,
+    )
+    s.b.add("next", op)
+
+
+def _next(s: Scope, block: int) -> tuple[Ref, Ref]:
+    slots = s.capacity.slots
+    ids = s.b.state("next.ids", (slots, 1 + block), "i32")
+    return ids, s.b.state("next.at", (slots, 2), "i32")
 
 
 def last_rows(s: Scope, name: str, x: Ref) -> Ref:

@@ -6,11 +6,9 @@
 #include <uf/constrain.cuh>
 #include <uf/philox.cuh>
 
-constexpr int MAX_ROWS = 16;
-
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_accept(const Args a) {
     __shared__ Workspace w;
-    __shared__ Distribution p[MAX_ROWS];
+    __shared__ Distribution p[UF_MAX_ROWS];
     int s = blockIdx.x, first = a.row_start[s], m = a.row_start[s + 1] - first - 1, n = a.logits_1;
     for (int row = first; row <= first + m; row++) {
         if (threadIdx.x == 0) a.logprob[row] = 0.0f;
@@ -42,21 +40,22 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_accept(const Args 
             __syncthreads();
         }
 #if UF_HAS_q
-        const float* drawn = a.q + (i64)max(a.slot[first], 0) * a.q_1 * n;
+        const float* q = a.q + (i64)max(a.slot[first], 0) * a.q_1 * n;
+        auto drawn = [=](int i, int x) { return (double)q[(i64)i * n + x]; };
 #else
-        const float* drawn = nullptr;
+        auto drawn = [](int, int) { return 0.0; };  // drawn from nothing known: none of them stays
 #endif
         double reach = 1.0, scale = 1.0;
         for (int i = 1; i <= m && reach > 0.0; i++) {
             int draft = a.ids[first + i];
             double wanted = reach * probability(p[i - 1], logit_at(i - 1), draft);
-            double had = (double)drawn[(i64)(i - 1) * n + draft];
+            double had = drawn(i - 1, draft);
             reach = had > 0.0 ? fmin(wanted, had) / had : 0.0;
             double chance = reach;
             if (i < m) {
                 auto logit = logit_at(i);
                 double rest = total_of_ids(w, n, [&](int x) {
-                    return reach > 0.0 ? fmax(reach * probability(p[i], logit, x) - (double)drawn[(i64)i * n + x], 0.0) : 0.0;
+                    return reach > 0.0 ? fmax(reach * probability(p[i], logit, x) - drawn(i, x), 0.0) : 0.0;
                 });
                 chance = rest + (1.0 - reach) > 0.0 ? rest / (rest + (1.0 - reach)) : 1.0;
             }
@@ -67,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_accept(const Args 
         auto logit = logit_at(kept);
         double u = uniform(a.seed[s], a.position[first] + kept + 1, a.step[s], PURPOSE_RESIDUAL);
         auto whole = [&](int x) { return probability(p[kept], logit, x); };
-        auto left = [&](int x) { return fmax(scale * probability(p[kept], logit, x) - (double)drawn[(i64)kept * n + x], 0.0); };
+        auto left = [&](int x) { return fmax(scale * probability(p[kept], logit, x) - drawn(kept, x), 0.0); };
         bool residual = kept < m && total_of_ids(w, n, left) > 0.0;
         __syncthreads();
         token = residual ? pick(w, n, u, left) : pick(w, n, u, whole);

@@ -62,6 +62,12 @@ class Runner(Protocol):
     def run(self, span: slice | None = None) -> None:
         """Execute the nodes of the plan, or only those of `span`, on every rank."""
 
+    def launch(self) -> None:
+        """Begin to execute the plan with what io holds now, behind what was launched before."""
+
+    def wait(self) -> None:
+        """Return when what was launched is done; io may then be read and written."""
+
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents as the reference operations see them (bf16 as float32). Not to be
         written to.

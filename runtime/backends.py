@@ -1,4 +1,4 @@
-"""Which backend runs a checkpoint: the GPU if there is one, else the interpreter."""
+"""Which backend runs a checkpoint: the GPUs if there are any, else the interpreter."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def num_gpus() -> int:
 
 
 def cuda_backend() -> type[CudaBackend]:
-    """The class that drives a GPU; importing it here keeps the bindings optional.
+    """The class that drives one GPU; importing it here keeps the bindings optional.
 
     Raises:
         ConfigError: when the extra that talks to the driver and the compiler is not installed.
@@ -75,10 +75,18 @@ def _open_cuda(
     progress: Progress | None,
     keep_scratch: bool,
 ) -> Backend:
-    backend = cuda_backend()
-    if config.world != 1 or len(config.gpus) != 1:
+    named = ",".join(map(str, config.gpus)) or "none"
+    if config.world != len(config.gpus):
         raise ConfigError(
-            f"world {config.world} on GPUs {config.gpus} is not built yet: use world 1 on one GPU, "
-            f"or UF_BACKEND=numpy"
+            f"world {config.world} takes as many GPUs, and {len(config.gpus)} are named ({named}): "
+            f"name one for each rank with --gpus, or set UF_BACKEND=numpy"
         )
-    return backend.open(config, index, model, progress, keep_scratch=keep_scratch)
+    if len(set(config.gpus)) < len(config.gpus):
+        raise ConfigError(f"every rank needs a GPU of its own, and --gpus names one twice: {named}")
+    model.check_world(config.world)
+    one = cuda_backend()
+    if config.world == 1:
+        return one.open(config, index, model, progress, keep_scratch=keep_scratch)
+    from ultraflash.runtime.gpu.group import GroupBackend
+
+    return GroupBackend.open(config, index, model, progress, keep_scratch=keep_scratch)

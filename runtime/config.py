@@ -106,6 +106,8 @@ class RuntimeConfig:
     def from_env(cls, **overrides: Any) -> RuntimeConfig:
         """The settings that the switches ask for; `overrides` (not None) win over them.
 
+        Where GPUs are named and no world is, each of them is a rank.
+
         Raises:
             ConfigError: for a malformed value, naming the variable.
         """
@@ -115,6 +117,8 @@ class RuntimeConfig:
             if text:
                 values[switch.field] = switch.read(text)
         values |= {name: value for name, value in overrides.items() if value is not None}
+        if "gpus" in values:
+            values.setdefault("world", len(values["gpus"]))
         return cls(**values)
 
     def block(self, model: Model) -> int:
@@ -246,6 +250,16 @@ SWITCHES = (
         _count,
     ),
 )
+
+
+def gpu_numbers(text: str) -> tuple[int, ...]:
+    """What "0,1" names.
+
+    Raises:
+        ConfigError: when it names nothing.
+    """
+    numbers: tuple[int, ...] = next(s for s in SWITCHES if s.field == "gpus").read(text)
+    return numbers
 
 
 def prepare_cache_dir(config: RuntimeConfig) -> Path:

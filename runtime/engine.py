@@ -21,7 +21,7 @@ from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
 from ultraflash.runtime.content import Marks
 from ultraflash.runtime.errors import ConfigError
 from ultraflash.runtime.fingerprint import fingerprint
-from ultraflash.runtime.plans import Plans, Result
+from ultraflash.runtime.plans import Again, Plans, Result
 from ultraflash.runtime.profiles import DEFAULT_BLOCK, select_profile
 from ultraflash.runtime.request import Generation, Step, check_request
 from ultraflash.runtime.resume import Kind
@@ -58,7 +58,7 @@ class Engine:
             config.block(model),
             config.attention_weights == "bf16",
         )
-        self._plans = Plans(build, backend, config)
+        self._plans, self._drafting = Plans(build, backend, config), build.block > 0
         profile = select_profile(backend.arch, config.world, build.block or DEFAULT_BLOCK)
         self._widths = Widths(config.width, profile, config.max_rows, config.max_sequences)
         self._free = list(range(build.capacity.slots))
@@ -126,6 +126,7 @@ class Engine:
         self._queue = deque((k, r) for k, r in self._queue if k != key)
         for session in self._live():
             if session.key == key:
+                self._plans.settle()  # before its slot is another's
                 self._reuse.finish(session)
                 self._retire(session)
 
@@ -136,6 +137,7 @@ class Engine:
 
     def close(self) -> None:
         """Forget all requests."""
+        self._plans.settle()
         self._queue.clear()
         for session in self._live():
             self._retire(session)
@@ -187,20 +189,27 @@ class Engine:
         sessions = list(self._running)
         kept = self._widths.choose(sessions)
         parts = [s.verify(n) for s, n in zip(sessions, kept, strict=True)]
-        results = self._plans.decode(parts)
+        results = self._plans.decode(parts, self._again(sessions))
         decode_ms = (time.perf_counter() - started) * 1e3
         self._widths.learn(decode_ms, [s.confidence for s in sessions], kept, results)
         for session, result in zip(sessions, results, strict=True):
-            session.done += 1 + result.accepted
-            session.steps += 1
+            session.advance(result)
         return [
             self._deliver(s, r, decode_ms, 1 + n)
             for s, r, n in zip(sessions, results, kept, strict=True)
         ]
 
+    def _again(self, sessions: list[Session]) -> Again | None:
+        """How to tell that the next step will be like this one; None where that is not known.
+
+        With drafts the next step's rows depend on this one's result, and whoever waits joins.
+        """
+        if self._drafting or self._queue or self._prefilling or self._ready:
+            return None
+        return lambda results: all(map(Session.goes_on, sessions, results))
+
     def _deliver(self, session: Session, result: Result, decode_ms: float, rows: int) -> Step:
-        tokens, finish = session.emit([*session.drafts[: result.accepted], result.token])
-        session.drafts, session.confidence = result.drafts, result.confidence
+        tokens, finish = session.take(result)
         self._reuse.passed(session, Kind.FULL)
         if finish:  # what comes next finds this conversation, so it is kept before anyone hears
             self._reuse.finish(session)

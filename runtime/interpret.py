@@ -190,6 +190,13 @@ class NumpyRunner:
                     arguments[index] = env[name]
                 self._store(call, env, call.reference(*arguments))
 
+    def launch(self) -> None:
+        """Execute the plan at once."""
+        self.run()
+
+    def wait(self) -> None:
+        """It is done already."""
+
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer by name: io, scratch after the node that wrote it ran, or state.
 
@@ -213,7 +220,8 @@ class NumpyRunner:
         ref = self.plan.buffers.get(name)
         if ref is None or ref.life not in (Life.IO, Life.SCRATCH):
             raise DeviceError(f"plan {self.plan.name} has no io or scratch buffer {name!r}")
-        array = np.ascontiguousarray(value, dtype=_DTYPES[ref.dtype])
+        # A copy: operations may change io in place.
+        array = np.array(value, dtype=_DTYPES[ref.dtype], order="C")
         if array.shape != ref.shape:
             raise DeviceError(f"buffer {ref} cannot take an array of shape {array.shape}")
         for env in self._env:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ultraflash.graphs.ced import build_encode, build_replay
 from ultraflash.graphs.decode import build_decode
@@ -17,17 +16,28 @@ from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.backend import Backend, Runner
 from ultraflash.runtime.config import RuntimeConfig
-from ultraflash.runtime.step_io import Part, write_constants, write_step
+from ultraflash.runtime.step_io import Desk, Part, write_constants
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What a step gave one sequence: drafts that stay, the token behind them, the next ones."""
 
     accepted: int
     token: int
     drafts: tuple[int, ...]
     confidence: tuple[float, ...]  # of the drafts, before the sigmoid
+
+
+class _Next(NamedTuple):
+    """Where a slot's next step begins, as the device keeps it."""
+
+    start: int
+    step: int
+    ids: list[int]
+
+
+_NOTHING = _Next(-1, 0, [])
+Again = Callable[[list[Result]], bool]
 
 
 class Plans:
@@ -37,10 +47,28 @@ class Plans:
         """Nothing is compiled yet."""
         self._build, self._backend, self._config = build, backend, config
         self._runners: dict[tuple[str, int, int], Runner] = {}
+        self._desks: dict[Runner, Desk] = {}
+        self._next: dict[int, _Next] = {}  # by slot
+        self._ahead: Runner | None = None  # its next step is under way already
 
-    def decode(self, parts: list[Part]) -> list[Result]:
-        """A decode step of all parts together."""
-        return self._run(self.decode_runner(sum(len(p.ids) for p in parts), len(parts)), parts)
+    def decode(self, parts: list[Part], again: Again | None = None) -> list[Result]:
+        """A decode step of all parts together.
+
+        `again`: asked, when there are results, whether the next step will be one of the same
+        sequences with as many rows each and nothing else changed. Then it is launched before
+        anybody looks at the results: all it needs is on the device. Whoever said so and asks for
+        another step has lost what drafts of these sequences were drawn from, and some time.
+        """
+        key = "decode", sum([len(p.ids) for p in parts]), len(parts)
+        runner = self._runners.get(key) or self.decode_runner(*key[1:])
+        return self._run(runner, parts, [self._follows(p) for p in parts], again)
+
+    def settle(self) -> None:
+        """Wait for a step that was launched ahead; nobody will ask for it."""
+        if self._ahead:
+            self._ahead.wait()
+            self._ahead = None
+            self._next.clear()  # of its sequences the device expects what nobody knows
 
     def prefill(self, part: Part, ends: bool) -> Result | None:
         """A chunk of a prompt through all layers; a result only if the prompt ends with it."""
@@ -53,7 +81,7 @@ class Plans:
 
     def replay(self, part: Part) -> Result:
         """The decoder over the last rows of an encoded prompt; windows start with the part."""
-        return self._run(self.replay_runner(), [replace(part, window_start=part.start)])[0]
+        return self._run(self.replay_runner(), [part._replace(window_start=part.start)])[0]
 
     def representative(self) -> list[Plan]:
         """Plans that decide the bits of state: a decode plan first, then those of every chunk."""
@@ -97,24 +125,48 @@ class Plans:
             self._runners[key] = self._compile(build())
         return self._runners[key]
 
-    def _run(self, runner: Runner, parts: list[Part]) -> list[Result]:
-        started = time.perf_counter()
-        write_step(runner, parts)
-        runner.run()
+    def _follows(self, part: Part) -> bool:
+        """Whether a part is what the device expects of its slot."""
+        start, step, ids = self._next.get(part.slot, _NOTHING)
+        return start == part.start and step == part.draw.step and ids[: len(part.ids)] == part.ids
+
+    def _run(
+        self, runner: Runner, parts: list[Part], follows: Sequence[bool] = (False,),
+        again: Again | None = None,
+    ) -> list[Result]:  # fmt: skip
+        started, desk = time.perf_counter(), self._desks[runner]
+        if self._ahead is not runner or not desk.holds(parts, follows):
+            if self._ahead:
+                self.settle()
+                follows = [False] * len(parts)
+            desk.write(parts, follows)
+            runner.launch()
+        self._ahead = None
+        runner.wait()
         if self._config.trace:
             self._record(self._config.trace, runner, parts, started)
         if "io.token" not in runner.plan.buffers:
             return []
+        results = self._results(runner, len(parts))
+        if again and desk.repeats and again(results):
+            runner.launch()
+            self._ahead = runner
+        decoding = runner.plan.name == "decode"
+        for part, result in zip(parts, results, strict=True):
+            rows = 1 + result.accepted if decoding else len(part.ids)
+            ids = [result.token, *result.drafts]
+            self._next[part.slot] = _Next(part.start + rows, part.draw.step + 1, ids)
+        return results
+
+    def _results(self, runner: Runner, count: int) -> list[Result]:
         accepted, token = runner.read("io.accepted").tolist(), runner.read("io.token").tolist()
         if not self._build.block:
-            return [Result(a, t, (), ()) for a, t in zip(accepted, token, strict=True)]
-        drafts, confidence = (
-            runner.read("io.drafts").tolist(),
-            runner.read("io.confidence").tolist(),
-        )
+            return [Result(accepted[s], token[s], (), ()) for s in range(count)]
+        drafts = runner.read("io.drafts").tolist()
+        confidence = runner.read("io.confidence").tolist()
         return [
-            Result(a, t, tuple(d), tuple(c))
-            for a, t, d, c in zip(accepted, token, drafts, confidence, strict=True)
+            Result(accepted[s], token[s], tuple(drafts[s]), tuple(confidence[s]))
+            for s in range(count)
         ]
 
     def _record(self, file: Path, runner: Runner, parts: list[Part], started: float) -> None:
@@ -138,4 +190,5 @@ class Plans:
             (self._config.cache_dir / name).write_text(plan.text(), encoding="utf-8")
         runner = self._backend.compile(plan)
         write_constants(runner)
+        self._desks[runner] = Desk(runner)
         return runner

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ultraflash.runtime.backend import Backend, Bytes, Staged
+from ultraflash.runtime.plans import Result
 from ultraflash.runtime.request import Generation
 from ultraflash.runtime.resume import ALL_LAYERS, Kind, Run
 from ultraflash.runtime.snapshot import Layout
@@ -80,6 +81,16 @@ class Session:
         left = min(self.request.max_tokens - self.generated, self.max_seq - len(self.ids))
         return max(0, min(left - 1, len(self.drafts)))
 
+    def goes_on(self, result: Result) -> bool:
+        """Whether the step behind one that gave this would be like it: no reason to stop, and the
+        same tokens banned.
+        """
+        tokens = (*self.drafts[: result.accepted], result.token)
+        left = min(self.request.max_tokens - self.generated, self.max_seq - len(self.ids))
+        ends = self.eos in tokens or not self.request.stop_ids.isdisjoint(tokens)
+        steady = self.request.ignore_eos or self.generated >= self.request.min_tokens
+        return steady and not ends and len(tokens) + len(result.drafts) < left
+
     def chunk(self, rows: int) -> Part:
         """The next `rows` positions of the prompt as rows of a prefill."""
         return self._prompt_part(self.done, self.done + rows)
@@ -93,6 +104,19 @@ class Session:
         ids = [*self.ids[self.done :], *self.drafts[:drafts]]
         # The prefill, which drew the drafts, was step 0: no number may be drawn twice.
         return self._part(self.done, ids, self._short, self.steps + 1)
+
+    def advance(self, result: Result) -> None:
+        """A decode step has been run."""
+        self.done += 1 + result.accepted
+        self.steps += 1
+
+    def take(self, result: Result) -> tuple[tuple[int, ...], str | None]:
+        """What a step gave, and what it proposes next; the tokens that count, and the reason to
+        stop if there is one.
+        """
+        given = self.emit([*self.drafts[: result.accepted], result.token])
+        self.drafts, self.confidence = result.drafts, result.confidence
+        return given
 
     def emit(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], str | None]:
         """Take what a step gave; the tokens that count, and the reason to stop if there is one.

@@ -34,7 +34,7 @@ _LAYER = re.compile(r"L(?P<layer>\d+)\.attn\.(?P<what>ring|main|key|pending)_\w+
 _DRAFT_WINDOW = re.compile(r"draft\.stage\d+\.ring_\w+")
 _HISTORY = "engram.history"
 # Rewritten by every prefill before anybody reads it.
-_TRANSIENT = re.compile(r"draft\.q|replay\..+")
+_TRANSIENT = re.compile(r"draft\.q|replay\..+|next\..+")
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "u8": np.dtype("u1"),

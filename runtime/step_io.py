@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from ultraflash.runtime.backend import Array, Runner
 NO_SEQUENCE = -1  # slot of a row that belongs to nobody
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """How tokens behind a part's rows are chosen."""
 
     temperature: float = 0.0
@@ -24,8 +23,7 @@ class Draw:
     want_logprobs: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One sequence's rows in a step.
 
     `ids` stand at positions `start`, `start + 1`, ... of `slot`. The token `banned` may not come
@@ -41,8 +39,45 @@ class Part:
     window_start: int = 0
 
 
-def write_step(runner: Runner, parts: Sequence[Part]) -> None:
-    """Lay the parts out row by row; rows and sequences that the plan has beyond them stay idle."""
+class Desk:
+    """The io of one runner. Where every sequence goes on as in the runner's last step, nothing is
+    written at all: the rest is on the device.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        """Nothing is known of what stands in it."""
+        self._runner = runner
+        self._layout: list[object] | None = None
+
+    @property
+    def repeats(self) -> bool:
+        """Whether another run now would be the next step of the same sequences."""
+        return self._layout is not None
+
+    def holds(self, parts: Sequence[Part], follows: Sequence[bool]) -> bool:
+        """Whether these parts, those that follow being what the device expects, are that step."""
+        return all(follows) and self._layout == [_layout(part) for part in parts]
+
+    def write(self, parts: Sequence[Part], follows: Sequence[bool]) -> None:
+        """Lay the parts out for the next run."""
+        if not self.holds(parts, follows):
+            write_step(self._runner, parts, follows)
+            self._layout = [_layout(part) for part in parts] if all(follows) else None
+
+
+def _layout(part: Part) -> object:
+    """What the host has to say of a part that follows: not where, which ids and which step."""
+    slot, _, ids, draw, banned, num_banned, window_start = part
+    rows = len(ids)
+    return slot, rows, draw[:4], draw[5], banned, min(num_banned, rows), window_start
+
+
+def write_step(runner: Runner, parts: Sequence[Part], follows: Sequence[bool] = ()) -> None:
+    """Lay the parts out row by row; rows and sequences that the plan has beyond them stay idle.
+
+    `follows`: which parts the device continues from their slots' last steps (`FollowRows`), none
+    if empty. What is written of these is what the device has as well.
+    """
     rows, sequences = runner.plan.rows, runner.plan.sequences
     io = {name: np.zeros(rows, np.int32) for name in ("ids", "position", "window_start")}
     io |= {name: np.full(rows, -1, np.int32) for name in ("slot", "banned")}
@@ -55,7 +90,9 @@ def write_step(runner: Runner, parts: Sequence[Part]) -> None:
         io["window_start"][at:end] = part.window_start
         io["banned"][at : min(at + part.num_banned, end)] = part.banned
         row_start[number + 1 :] = at = end
-    for name, value in (io | {"row_start": row_start}).items():
+    switch = np.zeros(sequences, np.int32)
+    switch[: len(follows)] = follows
+    for name, value in (io | {"row_start": row_start, "follows": switch}).items():
         _write(runner, name, value)
     if "io.token" in runner.plan.buffers:
         _write_draws(runner, parts)

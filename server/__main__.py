@@ -15,7 +15,12 @@ from pathlib import Path
 
 from ultraflash.graphs.errors import GraphError
 from ultraflash.graphs.model import Model
-from ultraflash.runtime.config import BUNDLED_CHECKPOINT, RuntimeConfig, prepare_cache_dir
+from ultraflash.runtime.config import (
+    BUNDLED_CHECKPOINT,
+    RuntimeConfig,
+    gpu_numbers,
+    prepare_cache_dir,
+)
 from ultraflash.runtime.errors import EngineError
 from ultraflash.server.config import ServerConfig
 from ultraflash.server.errors import StartError
@@ -109,8 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--max-sequences", type=int, metavar="N", help="requests that decode at once (4)")
     add("--max-waiting", type=int, metavar="N", help="requests that may wait beside them (64)")
-    add("--world", type=int, metavar="N", help="ranks to split the model over (1)")
-    add("--gpus", metavar="0,1", help="which GPUs to use (0; without one the CPU serves)")
+    add("--world", type=int, metavar="N", help="ranks to split the model over (one a GPU)")
+    add(
+        "--gpus",
+        metavar="0,1",
+        help="GPUs to use, one a rank (0; without one the CPU serves)",
+    )
     add("--drain-seconds", type=float, metavar="S", help="from SIGTERM to closing the port (2)")
     return parser
 
@@ -141,17 +150,19 @@ def _check(config: ServerConfig) -> None:
     if checkpoint is None or not checkpoint.is_dir():
         raise StartError(f"checkpoint {checkpoint} is no directory: give one with --checkpoint DIR")
     model = Model.from_checkpoint(checkpoint)
-    model.check_world(config.world)
     if config.context is not None and config.context > model.max_position:
         raise StartError(
             f"context {config.context} is beyond the {model.max_position} positions of this model: "
             "lower --context"
         )
-    prepare_cache_dir(
-        RuntimeConfig.from_env(
-            checkpoint=checkpoint, world=config.world, max_sequences=config.max_sequences
-        )
+    runtime = RuntimeConfig.from_env(
+        checkpoint=checkpoint,
+        world=config.world,
+        gpus=None if config.gpus is None else gpu_numbers(config.gpus),
+        max_sequences=config.max_sequences,
     )
+    model.check_world(runtime.world)
+    prepare_cache_dir(runtime)
     ChatProtocol.from_checkpoint(checkpoint)
 
 

@@ -35,7 +35,7 @@ class ServerConfig:
     listen_fd: int | None = None  # a socket already bound by the command line
     context: int | None = None
     max_sequences: int = 4
-    world: int = 1
+    world: int | None = None  # None: as many ranks as GPUs are named
     gpus: str | None = None  # GPU numbers, "0,1"; handed on to the engine as they are
     max_waiting: int = 64
     max_waiting_tokens: int = 4_000_000

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NO_KERNEL = {"comm": "exchanges of several ranks: the CUDA backend drives one GPU so far"}
 OPS = {p.stem for p in (ROOT / "graphs" / "ops").glob("*.py") if not p.stem.startswith("_")}
 
 
@@ -28,11 +27,6 @@ def test_every_kernel_has_its_op() -> None:
     assert kernels - OPS == set()
 
 
-@pytest.mark.parametrize("stem", sorted(OPS - NO_KERNEL.keys()))
+@pytest.mark.parametrize("stem", sorted(OPS))
 def test_every_op_has_its_kernel(stem: str) -> None:
     assert (ROOT / "ptx" / f"{stem}.cu").is_file()
-
-
-def test_no_exception_outlives_its_reason() -> None:
-    assert NO_KERNEL.keys() <= OPS
-    assert [stem for stem in NO_KERNEL if (ROOT / "ptx" / f"{stem}.cu").exists()] == []

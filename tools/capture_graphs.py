@@ -144,8 +144,7 @@ def compile_all(
 
 
 def _ops(plans: Iterable[Plan]) -> Iterator[Op]:
-    """Of operations that have kernels: exchanges between ranks are not built yet."""
-    return (node.op for plan in plans for node in plan.nodes if not node.op.COLLECTIVE)
+    return (node.op for plan in plans for node in plan.nodes)
 
 
 def _compiled(wanted: Sequence[tuple[Unit, str]], cache: Path, threads: int) -> Iterator[Compiled]:

@@ -9,9 +9,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from ultraflash.graphs.capacity import MAX_ROWS
+from ultraflash.graphs.errors import PlanError
 from ultraflash.graphs.numerics import F32, F64
 from ultraflash.graphs.philox import U32, U64
-from ultraflash.graphs.plan import Geometry, Op, Ref
+from ultraflash.graphs.plan import Geometry, Launch, Op, Ref
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.sampling import TOP_LOGPROBS, constrain, distribution, log_softmax
 from ultraflash.graphs.verify import block_verify, greedy_verify, verify_draws
@@ -22,7 +24,8 @@ class Accept(Op):
     """Verify each sequence's rows: row 0 is the token sampled last, rows 1.. are drafts.
 
     Row i's logits give the distribution of the token behind it. `accepted` drafts stay; `token`
-    comes behind them. At temperature 0 a draft stays while it is the largest logit.
+    comes behind them. At temperature 0 a draft stays while it is the largest logit. Above 0 without
+    `q` none stays: what its drafts were drawn from is not known.
     Log-probabilities are those of the constrained logits at temperature 1, for the token emitted
     behind each row up to the last accepted one.
 
@@ -106,6 +109,20 @@ class Accept(Op):
             if want_logprobs[s]:
                 logs.fill(own.start, final, [*drafts[0, : kept[0]].tolist(), int(last[0])])
         return accepted, token, logs.logprob, logs.top_ids, logs.top_logprobs
+
+    def launch(self, arch: str) -> Launch:
+        """As every operation's.
+
+        Raises:
+            PlanError: when a sequence could have more rows than a CTA keeps distributions of.
+        """
+        rows = self.logits.shape[0]
+        if rows > MAX_ROWS:
+            raise PlanError(
+                f"{rows} rows are to be verified on {arch}, where a sequence may have {MAX_ROWS} "
+                f"at most: build a plan of fewer rows"
+            )
+        return super().launch(arch)
 
     def geometry(self) -> Geometry:
         """A CTA a sequence."""

@@ -12,7 +12,6 @@ import numpy as np
 from ultraflash.graphs.numerics import F32, F64, round_bf16
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
-
 _EXTRA = 0.3  # of a tile's time for a group of tiles
 _CTAS = 132  # that run at once on an H200, one on each SM
 _UNROLLED = 5  # products of tiles at once

@@ -2,6 +2,7 @@
 
 Buffers become pointers (quantised weights two: codes and `{name}_scale`), extents `{name}_{axis}`,
 constants plain members. An absent buffer is a null pointer of type `void` and `UF_HAS_{name}` is 0.
+Collectives have a last member `exchange`, whose bytes are those of runtime/gpu/exchange.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
+from ultraflash.graphs.capacity import MAX_ROWS
 from ultraflash.graphs.plan import Op, Ref
+from ultraflash.runtime.gpu.exchange import DECLARATION, Exchange
 
 _POINTED = {
     "bf16": "bf16", "f32": "float", "i32": "int", "u32": "u32", "i64": "i64", "u64": "u64",
@@ -25,7 +28,8 @@ Address = Callable[[Ref], tuple[int, ...]]
 def struct_text(op: Op) -> str:
     """The C declaration of `Args` for this operation's buffer types, and its defines."""
     members = []
-    defines = [f"#define UF_{name} {value}" for name, value in op.variant().items()]
+    defines = [f"#define UF_MAX_ROWS {MAX_ROWS}"]
+    defines += [f"#define UF_{name} {value}" for name, value in op.variant().items()]
     for name, kind, _ in _members(op, lambda ref: (0, 0)):
         members.append(f"    {kind} {name};")
     for f in fields(op):
@@ -36,17 +40,27 @@ def struct_text(op: Op) -> str:
             defines.append(f"#define UF_SCALED_{f.name} {int(value.dtype in _SCALED)}")
             extents = " * ".join(f"a.{f.name}_{axis}" for axis in range(len(value.shape)))
             defines.append(f"#define UF_SIZE_{f.name} ((i64){extents or 1})")
+    if op.COLLECTIVE:
+        defines.append(DECLARATION)
+        members.append("    Exchange exchange;")
     return "\n".join([*defines, "struct Args {", *members, "};", ""])
 
 
-def pack(op: Op, address: Address) -> bytes:
-    """The bytes of `Args`; `address` gives a buffer's device pointers (codes and scales)."""
+def pack(op: Op, address: Address, exchange: Exchange | None = None, turn: int = 0) -> bytes:
+    """The bytes of `Args`; `address` gives a buffer's device pointers (codes and scales).
+
+    Collectives need their rank's `exchange`; `turn` pieces of messages went before theirs.
+    """
     out = bytearray()
     for _, kind, value in _members(op, address):
         code = "Q" if kind.endswith("*") else {"int": "i", "float": "f"}[kind]
         size = struct.calcsize(code)
         out += bytes(-len(out) % size) + struct.pack(f"<{code}", value)
-    return bytes(out + bytes(-len(out) % 8))
+    out += bytes(-len(out) % 8)
+    if op.COLLECTIVE:
+        assert exchange is not None, "a plan of several ranks on a backend that is none of them"
+        out += exchange.pack(turn)
+    return bytes(out)
 
 
 def _members(op: Op, address: Address) -> Iterator[tuple[str, str, Any]]:

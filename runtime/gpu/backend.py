@@ -1,4 +1,4 @@
-"""The CUDA backend: weights and state on one GPU, plans compiled and handed to runners.
+"""One rank: weights and state on one GPU, plans compiled and handed to runners.
 
 Buffers hold what graphs/plan.py says, bf16 as two bytes; weights lie as runtime/weights/layout.py
 says. The host sees the reference operations' form (bf16 as float32), so that tests compare like
@@ -20,39 +20,44 @@ from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Plan, Ref
 from ultraflash.runtime.backend import Array, Bytes, Rows, Staged, check_size
 from ultraflash.runtime.config import RuntimeConfig
-from ultraflash.runtime.errors import DeviceError
+from ultraflash.runtime.errors import ConfigError, DeviceError
 from ultraflash.runtime.gpu.copies import UNIT, Copies, Span
 from ultraflash.runtime.gpu.driver import (
     Address,
     Device,
     Function,
+    Pinned,
     Stream,
     allocate,
     clear,
     download,
     upload,
 )
+from ultraflash.runtime.gpu.exchange import Exchange
 from ultraflash.runtime.gpu.nvrtc import Unit, compile_units, version
-from ultraflash.runtime.gpu.runner import STORED, CudaRunner
+from ultraflash.runtime.gpu.runner import STORED, CopyWords, CudaRunner
 from ultraflash.runtime.gpu.uploader import Uploader
 from ultraflash.runtime.weights.device import DeviceWeights, Progress, upload_weights
 from ultraflash.runtime.weights.index import CheckpointIndex
 
 
 class CudaBackend:
-    """Implements `Backend` on one GPU."""
+    """Implements `Backend` on one GPU: the only one, or one rank of several (group.py)."""
 
     def __init__(
         self, device: Device, weights: DeviceWeights, cache_dir: Path, *, eager: bool = False,
-        check: bool = False, keep_scratch: bool = False,
+        check: bool = False, keep_scratch: bool = False, exchange: Exchange | None = None,
     ) -> None:  # fmt: skip
         """Nothing is compiled yet.
+
+        `exchange`: how this rank reaches the others of its world; the weights are its part.
 
         `eager` launches node by node instead of replaying graphs; `check` also waits and looks for
         NaN after each node; `keep_scratch` lets every buffer be read after a step.
         """
         self.device, self._weights, self._cache_dir = device, weights, cache_dir
         self.eager, self.check, self.keep_scratch = eager or check, check, keep_scratch
+        self.exchange = exchange
         self.stream = Stream()
         self._state: dict[str, tuple[Ref, Address]] = {}
         self._row_bytes: dict[str, int] = {}  # of a state buffer's row
@@ -66,14 +71,33 @@ class CudaBackend:
         """Take a GPU and put a checkpoint's weights on it.
 
         Raises:
+            ConfigError: when not one GPU is named.
             DeviceError: when there is no fitting GPU, or its memory does not suffice.
             WeightsError: when the checkpoint does not fit the model.
         """
+        if len(config.gpus) != 1:
+            raise ConfigError(f"one GPU is used here, UF_GPUS names {len(config.gpus)}: name one")
         device = Device.open(config.gpus[0])
         with Uploader(device, config.cache_dir) as uploader:
             weights = upload_weights(index, model, uploader.place, progress, config.cache_dir)
         return cls(device, weights, config.cache_dir, eager=config.eager, check=config.check,
                    keep_scratch=keep_scratch)  # fmt: skip
+
+    @classmethod
+    def emulated(
+        cls, device: Device, weights: DeviceWeights, cache_dir: Path, *, world: int, rank: int = 0,
+        hop_us: float = 2.0, **options: bool,
+    ) -> CudaBackend:  # fmt: skip
+        """One rank of a world whose others are not there, for timing its steps.
+
+        Collectives send as much as ever, to this GPU, and wait `hop_us` for it. What comes out
+        means nothing: `facts` refuses, so that no engine can be made of it.
+
+        Raises:
+            DeviceError: when there is no such rank, or the GPU has no room.
+        """
+        exchange = Exchange.loop_back(world, rank, hop_us)
+        return cls(device, weights, cache_dir, exchange=exchange, **options)
 
     @property
     def arch(self) -> str:
@@ -81,30 +105,41 @@ class CudaBackend:
         return self.device.arch
 
     def facts(self) -> dict[str, Any]:
-        """The compiler and every kernel source."""
+        """The compiler and every kernel source.
+
+        Raises:
+            DeviceError: when this is one rank of an emulated world.
+        """
+        if self.exchange and self.exchange.emulated:
+            raise DeviceError(
+                f"rank {self.exchange.rank} of an emulated world of {self.world} adds up its own "
+                f"parts alone: its steps can be timed, what they compute has no meaning"
+            )
         digests = [ptx.source(stem, self.arch).digest for stem in ptx.stems()]
         return {"nvrtc": version(), "kernels": blake3("".join(digests).encode()).hexdigest()}
 
     @property
     def world(self) -> int:
-        """One GPU."""
-        return 1
+        """Number of ranks."""
+        return self.exchange.world if self.exchange else 1
 
-    def compile(self, plan: Plan) -> CudaRunner:
-        """Compile a plan's kernels, allocate its buffers and capture it.
+    def compile(self, plan: Plan, shared: Pinned | None = None) -> CudaRunner:
+        """Compile a plan's kernels and allocate its buffers; `shared` as in `CudaRunner`.
 
         Raises:
             CompileError: when a kernel does not compile.
             DeviceError: when memory does not suffice or a buffer was known with another shape.
         """
-        if plan.world != 1:
+        if plan.world != self.world:
             raise DeviceError(
-                f"plan {plan.name} is for world {plan.world}, this backend has one GPU"
+                f"plan {plan.name} is for world {plan.world}, this backend has {self.world} ranks"
             )
         units = {node: Unit.of(node.op) for node in plan.nodes}
-        self._load(units.values())
+        copy = Unit.of(CopyWords.of(0))
+        self._load((*units.values(), copy))
         _ = self._copies  # its memory, too, is taken before the first step
-        return CudaRunner(self, plan, {node: self._functions[u] for node, u in units.items()})
+        functions = {node: self._functions[unit] for node, unit in units.items()}
+        return CudaRunner(self, plan, functions, self._functions[copy], shared)
 
     def clear_slot(self, slot: int) -> None:
         """Zero every state buffer of a slot."""

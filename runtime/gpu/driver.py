@@ -6,8 +6,9 @@ Every call is checked; an error becomes a `DeviceError` that says what was asked
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ def architecture(ordinal: int) -> str:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU with its primary context current in this thread."""
+    """A GPU with its primary context; after `open` it is current in this thread."""
 
     ordinal: int
     name: str
@@ -61,6 +62,7 @@ class Device:
     l2_bytes: int
     num_sms: int
     driver: int  # the CUDA version that the driver supports: 13000 is 13.0
+    context: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
     def open(cls, ordinal: int = 0) -> Device:
@@ -92,16 +94,34 @@ class Device:
                 f"GPU {ordinal} ({name}) is {arch}, kernels exist for {', '.join(ARCHITECTURES)}: "
                 f"use a Hopper or Blackwell GPU, or {_OTHERWISE}"
             )
-        _enter(ordinal)
+        context = check(cu.cuDevicePrimaryCtxRetain(device), f"taking GPU {ordinal}")
+        check(cu.cuCtxSetCurrent(context), f"taking GPU {ordinal}")
         _, total = memory()
         attribute = cu.CUdevice_attribute
         l2_bytes = _attribute(device, attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
         num_sms = _attribute(device, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        return cls(ordinal, name, arch, total, l2_bytes, num_sms, version)
+        return cls(ordinal, name, arch, total, l2_bytes, num_sms, version, context)
 
     def enter(self) -> None:
-        """Make its context current in another thread, which can work with it from then on."""
-        _enter(self.ordinal)
+        """Make this the GPU that calls of this thread are about, whichever thread that is."""
+        check(cu.cuCtxSetCurrent(self.context), f"turning to GPU {self.ordinal}")
+
+    def reach(self, peer: Device) -> None:
+        """Let kernels on this GPU, which is the current one, read and write a peer's memory.
+
+        Raises:
+            DeviceError: when no link between them allows it.
+        """
+        if not check(
+            cu.cuDeviceCanAccessPeer(self.ordinal, peer.ordinal), "asking about a link of GPUs"
+        ):
+            raise DeviceError(
+                f"GPU {self.ordinal} cannot reach the memory of GPU {peer.ordinal}: choose GPUs "
+                f"that NVLink or PCIe peer access joins (nvidia-smi topo -m)"
+            )
+        result = cu.cuCtxEnablePeerAccess(peer.context, 0)
+        if result[0] != cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+            check(result, f"joining GPU {self.ordinal} to GPU {peer.ordinal}")
 
 
 def memory() -> tuple[int, int]:
@@ -144,9 +164,14 @@ def download(address: Address, array: npt.NDArray[Any]) -> None:
 
 
 def clear(address: Address, size: int) -> None:
-    """Zero device memory and wait: streams do not wait for the default one by themselves."""
-    check(cu.cuMemsetD8(address, 0, size), "clearing GPU memory")
-    check(cu.cuStreamSynchronize(0), "clearing GPU memory", _LOST)
+    """Zero device memory and wait for it."""
+    fill(address, 0, size)
+
+
+def fill(address: Address, value: int, size: int) -> None:
+    """Give bytes one value, and wait for it: our streams do not wait for the default one."""
+    check(cu.cuMemsetD8(address, value, size), "filling GPU memory")
+    check(cu.cuStreamSynchronize(0), "filling GPU memory", _LOST)
 
 
 def copy(to: Address, source: Address, size: int) -> None:
@@ -210,6 +235,9 @@ class Stream:
         """Make one that does not wait for the default stream."""
         flag = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         self.handle = check(cu.cuStreamCreate(flag), "making a stream")
+        # perf_counter_ns of the latest graph: queued, and seen to be done. What lies between an end
+        # and the next launch is the host's share of a step.
+        self.launched_ns = self.ended_ns = 0
 
     def launch(
         self, f: Function, grid: Sequence[int], block: Sequence[int], shared: int, args: bytes
@@ -246,8 +274,13 @@ class Stream:
         check(cu.cuStreamWaitEvent(self.handle, event.handle, 0), "waiting for another stream")
 
     def wait(self) -> None:
-        """Wait until everything queued is done, without holding the interpreter lock."""
+        """Wait until everything queued is done, without holding the interpreter lock.
+
+        The driver spins as long as there are more processors than contexts; waiting for an event
+        or asking again and again was no faster.
+        """
         check(cu.cuStreamSynchronize(self.handle), "a step", _LOST)
+        self.ended_ns = time.perf_counter_ns()
 
 
 class Graph:
@@ -273,6 +306,7 @@ class Graph:
     def launch(self) -> None:
         """Queue it."""
         check(cu.cuGraphLaunch(self._exec, self._stream.handle), "launching a graph")
+        self._stream.launched_ns = time.perf_counter_ns()
 
     def close(self) -> None:
         """Give its memory back; it must not be running."""
@@ -300,12 +334,6 @@ class Event:
     def since(self, earlier: Event) -> float:
         """Milliseconds between two events that have happened."""
         return float(check(cu.cuEventElapsedTime(earlier.handle, self.handle), "timing"))
-
-
-def _enter(ordinal: int) -> None:
-    device = check(cu.cuDeviceGet(ordinal), f"opening GPU {ordinal}")
-    context = check(cu.cuDevicePrimaryCtxRetain(device), f"taking GPU {ordinal}")
-    check(cu.cuCtxSetCurrent(context), f"taking GPU {ordinal}")
 
 
 def _start() -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ultraflash.graphs.io import RARE, RESULTS
 from ultraflash.graphs.numerics import bf16_bits, bf16_from_bits
-from ultraflash.graphs.plan import Life, Node, Plan, Ref
+from ultraflash.graphs.plan import Geometry, Life, Node, Op, Plan, Ref
 from ultraflash.runtime.backend import Array
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.gpu import args
@@ -17,11 +19,11 @@ from ultraflash.runtime.gpu.driver import (
     Function,
     Graph,
     Pinned,
-    Stream,
     allocate,
     download,
     upload,
 )
+from ultraflash.runtime.gpu.exchange import pieces
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.backend import CudaBackend
@@ -36,47 +38,86 @@ STORED: dict[str, type[np.generic]] = {
     "u8": np.uint8,
 }
 _STATIC_SHARED = 48 << 10
+_IO_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class CopyWords(Op):
+    """y = x, one of them in pinned host memory. [n] u64, n even."""
+
+    x: Ref
+    y: Ref
+
+    @classmethod
+    def stem(cls) -> str:
+        """It stands in no plan: a step's io is the runner's affair."""
+        return "host/copy_words"
+
+    @classmethod
+    def of(cls, size: int) -> CopyWords:
+        """A copy of `size` bytes, a multiple of 16."""
+        words = (size // 8,)
+        return cls(Ref("x", words, "u64", Life.IO), Ref("y", words, "u64", Life.IO))
+
+    def geometry(self) -> Geometry:
+        """One CTA: a step's io is a few kilobytes."""
+        return Geometry(1)
 
 
 class CudaRunner:
-    """One plan on the GPU: implements `Runner`."""
+    """One plan on the GPU: implements `Runner`.
 
-    def __init__(self, backend: CudaBackend, plan: Plan, functions: dict[Node, Function]) -> None:
-        """Place buffers, pack arguments; the graph is captured at the first whole run."""
-        self.plan, self._backend = plan, backend
+    Io lies in pinned memory and on the device alike, in three stretches: what the host writes,
+    which every step brings in; the record, which every step brings out; and what is rarely written,
+    which goes over when it is. `read` gives the host's side: of ids what the host wrote.
+    """
+
+    def __init__(
+        self, backend: CudaBackend, plan: Plan, functions: dict[Node, Function], copy: Function,
+        shared: Pinned | None = None,
+    ) -> None:  # fmt: skip
+        """Place buffers, pack arguments; the graph is captured at the first whole run.
+
+        `copy`: the kernel of `CopyWords`. `shared`: another rank's host side of the io buffers, in
+        the place of one of its own.
+        """
+        self.plan, self._backend, self._copy = plan, backend, copy
         self.arena = Arena.of(plan, keep_all=backend.keep_scratch)
         base = allocate(self.arena.size, f"scratch of {plan.name}")
         self._scratch = {p.name: base + p.offset for p in self.arena.places}
-        self._place_io(plan)
+        self._place_io(plan, shared)
         arch = backend.device.arch
         self._launches = []
+        turn = 0
         for node in plan.nodes:
             launch, function = node.op.launch(arch), functions[node]
             if launch.shared > _STATIC_SHARED:
                 function.allow_shared(launch.shared)
-            packed = args.pack(node.op, self._addresses)
+            packed = args.pack(node.op, self._addresses, backend.exchange, turn)
+            turn += pieces(node.op) if node.op.COLLECTIVE else 0
             self._launches.append((node, function, launch, packed))
         self._graph: Graph | None = None
 
     def run(self, span: slice | None = None) -> None:
         """Replay the whole plan, or launch the nodes of `span` one by one; returns when done."""
-        stream = self._backend.stream
-        if span is not None or self._backend.eager:
-            self._copy_in(stream)
-            for node, function, launch, packed in self._launches[span or slice(None)]:
-                stream.launch(function, launch.grid, launch.block, launch.shared, packed)
-                if self._backend.check:
-                    self._examine(node)
-            self._copy_out(stream)
-        else:
+        if span is None:
             self.launch()
-        stream.wait()
+        else:
+            self._step(span)
+        self.wait()
 
     def launch(self) -> None:
         """Queue the whole plan on the backend's stream; the first time captures it."""
+        if self._backend.eager:
+            self._step(slice(None))
+            return
         if self._graph is None:
-            self._graph = self._capture(self._backend.stream)
+            self._graph = self._capture()
         self._graph.launch()
+
+    def wait(self) -> None:
+        """Wait for what was queued last, without holding the interpreter lock."""
+        self._backend.stream.wait()
 
     @property
     def nodes(self) -> int:
@@ -85,8 +126,8 @@ class CudaRunner:
 
     @property
     def io_bytes(self) -> int:
-        """What is copied to the device before a step, and back after it."""
-        return self._io_size
+        """What a step copies to the device and back."""
+        return self._host_bytes + self._record_bytes
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents, in the host's form.
@@ -99,9 +140,7 @@ class CudaRunner:
         ref = self.plan.buffers.get(name)
         if ref is None:
             raise DeviceError(f"plan {self.plan.name} has no buffer {name!r}")
-        stored = np.empty(ref.shape, STORED[ref.dtype])
-        download(self._addresses(ref)[0], stored)
-        return bf16_from_bits(stored) if ref.dtype == "bf16" else stored
+        return self.download(ref)
 
     def write(self, name: str, value: Array) -> None:
         """Put `value` into an io or scratch buffer.
@@ -116,6 +155,8 @@ class CudaRunner:
             raise DeviceError(f"buffer {ref} cannot take an array of shape {value.shape}")
         if name in self._io:
             self._io[name][...] = value
+            if name in RARE:
+                upload(self._io_at[name], self._io[name])
             return
         host = np.ascontiguousarray(value, np.float32) if ref.dtype == "bf16" else value
         upload(self._addresses(ref)[0], bf16_bits(host) if ref.dtype == "bf16" else host)
@@ -129,18 +170,23 @@ class CudaRunner:
         """Fill a scratch buffer with bytes that no operation writes, so that gaps show."""
         upload(self._addresses(ref)[0], np.full(ref.nbytes, 0xFF, np.uint8))
 
-    def _place_io(self, plan: Plan) -> None:
-        offset, offsets = 0, {}
-        for ref in plan.of_life(Life.IO):
-            offsets[ref.name] = offset
-            offset += -(-ref.nbytes // 64) * 64
-        self._io_size = offset
-        self._pinned, self._io_base = Pinned(offset), allocate(offset, "io")
-        self._io = {
-            ref.name: self._pinned.view(offsets[ref.name], ref.shape, STORED[ref.dtype])
-            for ref in plan.of_life(Life.IO)
-        }
-        self._io_at = {name: self._io_base + at for name, at in offsets.items()}
+    def _place_io(self, plan: Plan, shared: Pinned | None) -> None:
+        refs = plan.of_life(Life.IO)
+        record = [ref for ref in refs if ref.name in RESULTS]
+        rare = [ref for ref in refs if ref.name in RARE]
+        host = [ref for ref in refs if ref not in record and ref not in rare]
+        sizes = {r.name: -(-r.nbytes // _IO_ALIGNMENT) * _IO_ALIGNMENT for r in refs}
+        self._host_bytes = sum(sizes[ref.name] for ref in host)
+        self._record_bytes = sum(sizes[ref.name] for ref in record)
+        whole = sum(sizes.values())
+        self.pinned, self._io_base = shared or Pinned(whole), allocate(whole, "io")
+        self._io: dict[str, Array] = {}
+        self._io_at: dict[str, Address] = {}
+        offset = 0
+        for ref in host + record + rare:
+            self._io[ref.name] = self.pinned.view(offset, ref.shape, STORED[ref.dtype])
+            self._io_at[ref.name] = self._io_base + offset
+            offset += sizes[ref.name]
 
     def _addresses(self, ref: Ref) -> tuple[Address, ...]:
         if ref.life is Life.WEIGHT:
@@ -149,28 +195,60 @@ class CudaRunner:
             return (self._backend.state(ref),)
         return (self._io_at[ref.name] if ref.life is Life.IO else self._scratch[ref.name],)
 
-    def _capture(self, stream: Stream) -> Graph:
-        graph = Graph(stream)
-        self._copy_in(stream)
-        for _, function, launch, packed in self._launches:
-            stream.launch(function, launch.grid, launch.block, launch.shared, packed)
-        self._copy_out(stream)
-        graph.finish()
-        return graph
+    def copy_in(self) -> None:
+        """Queue what the host wrote."""
+        self._copy_words(self.pinned.address, self._io_base, self._host_bytes)
 
-    def _copy_in(self, stream: Stream) -> None:
-        stream.copy_in(self._io_base, self._pinned.address, self._io_size)
+    def queue(self, number: int) -> None:
+        """Queue a node."""
+        _, function, launch, packed = self._launches[number]
+        self._backend.stream.launch(function, launch.grid, launch.block, launch.shared, packed)
 
-    def _copy_out(self, stream: Stream) -> None:
-        stream.copy_out(self._pinned.address, self._io_base, self._io_size)
+    def copy_out(self) -> None:
+        """Queue what the host reads."""
+        at = self._host_bytes
+        self._copy_words(self._io_base + at, self.pinned.address + at, self._record_bytes)
 
-    def _examine(self, node: Node) -> None:
+    def examine(self, number: int) -> None:
+        """Wait, and refuse NaN in what a node wrote.
+
+        Raises:
+            DeviceError: naming the node and the buffer.
+        """
+        node = self.plan.nodes[number]
         self._backend.stream.wait()
         for ref in node.op.writes():
             if ref.dtype not in ("bf16", "f32") or ref.life is Life.STATE:
                 continue
-            stored: Any = np.empty(ref.shape, STORED[ref.dtype])
-            download(self._addresses(ref)[0], stored)
-            values = bf16_from_bits(stored) if ref.dtype == "bf16" else stored
-            if np.isnan(values).any():
+            if np.isnan(self.download(ref)).any():
                 raise DeviceError(f"node {node.label} wrote NaN into {ref}")
+
+    def download(self, ref: Ref) -> Array:
+        """What the device holds of a buffer, in the host's form."""
+        stored = np.empty(ref.shape, STORED[ref.dtype])
+        download(self._addresses(ref)[0], stored)
+        return bf16_from_bits(stored) if ref.dtype == "bf16" else stored
+
+    def _step(self, span: slice) -> None:
+        self.copy_in()
+        for number in range(len(self._launches))[span]:
+            self.queue(number)
+            if self._backend.check:
+                self.examine(number)
+        self.copy_out()
+
+    def _copy_words(self, source: Address, to: Address, size: int) -> None:
+        if size:
+            op = CopyWords.of(size)
+            launch = op.launch(self._backend.device.arch)
+            packed = args.pack(op, {op.x: (source,), op.y: (to,)}.__getitem__)
+            self._backend.stream.launch(self._copy, launch.grid, launch.block, 0, packed)
+
+    def _capture(self) -> Graph:
+        graph = Graph(self._backend.stream)
+        self.copy_in()
+        for number in range(len(self._launches)):
+            self.queue(number)
+        self.copy_out()
+        graph.finish()
+        return graph

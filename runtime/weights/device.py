@@ -19,6 +19,7 @@ from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of
 from ultraflash.runtime.weights.load import computed_weights
+from ultraflash.runtime.weights.part import Part
 from ultraflash.runtime.weights.table import Row, weight_table
 
 Progress = Callable[[int, int], None]
@@ -65,12 +66,13 @@ def upload_weights(
     place: Place,
     progress: Progress | None = None,
     cache_dir: Path | None = None,
+    part: Part = Part(),  # noqa: B008
 ) -> DeviceWeights:
-    """Verify the checkpoint and place every weight.
+    """Verify the checkpoint and place one rank's part.
 
     Raises:
-        WeightsError: when the checkpoint does not fit the model or holds NaN scales; the latter may
-            come from `place` only after this has returned.
+        WeightsError: when the checkpoint does not fit the model, cannot be split or holds NaN
+            scales; the last may come from `place` only after this has returned.
     """
     index.verify(model)
     rows = list(weight_table(model).values())
@@ -79,11 +81,11 @@ def upload_weights(
     held: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     done = 0
     for row in rows:
-        codes, scales = ([computed[row.name]], []) if not row.sources else _stored(index, row)
+        codes, scales = _stored(index, row, part) if row.sources else ([computed[row.name]], [])
         addresses = [place(row.name, codes, layout_of(row.name, row.format))]
         if scales:
-            addresses.append(place(row.name, scales, None, _scale_check(row)))
-        held[row.name] = row.shape, tuple(addresses)
+            addresses.append(place(row.name, scales, None, _scale_check(row, part)))
+        held[row.name] = part.shape(row), tuple(addresses)
         done += sum(index.tensors[s].nbytes for s in row.sources)
         if progress:
             progress(done, total)
@@ -91,16 +93,26 @@ def upload_weights(
 
 
 def _stored(
-    index: CheckpointIndex, row: Row
+    index: CheckpointIndex, row: Row, part: Part
 ) -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
     """Codes and, for quantised formats, scales; of stacked weights one array an expert."""
     if row.format not in SCALED:
-        return [index.raw(row.sources[0])], []
+        return [part.stored(index, row, row.sources[0])], []
     codes, scales = row.sources[::2], row.sources[1::2]
-    return [index.raw(s) for s in codes], [index.raw(s) for s in scales]
+    stored = [[part.stored(index, row, s) for s in sources] for sources in (codes, scales)]
+    return stored[0], stored[1]
 
 
-def _scale_check(row: Row) -> Check:
-    """Where they are copied anyway: a scan of their own would read them twice."""
+def _scale_check(row: Row, part: Part) -> Check:
+    """Where they are copied anyway: a scan of their own would read them twice.
+
+    Messages name the place on disk, not in a rank's part.
+    """
     names = row.sources[1::2]
-    return lambda part, first, rows: check_scales(rows, names[part], first)
+    starts = [part.start(row, name) for name in names]
+
+    def check(number: int, first: int, rows: npt.NDArray[Any]) -> None:
+        start = starts[number]
+        check_scales(rows, names[number], (start[0] + first, *start[1:]))
+
+    return check

@@ -7,7 +7,7 @@ of scratch: every buffer its own, so that logits can be read, and shared, as the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -240,7 +240,7 @@ def test_one_step_hundreds_of_times(rig: DeviceRig) -> None:
         for one, width in zip(runs, widths, strict=True):
             if width:
                 part = Part(one.slot, one.done, [one.token, *one.drafts[: width - 1]], one.draw)
-                parts.append(replace(part, draw=replace(one.draw, step=1)))
+                parts.append(part._replace(draw=one.draw._replace(step=1)))
         rig.runner("decode", sum(len(p.ids) for p in parts), len(parts))
         kept = {p.slot: rig.backend.read_state("draft.q", p.slot, 0, BLOCK) for p in parts}
         first: list[Outcome] = []

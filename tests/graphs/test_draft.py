@@ -314,7 +314,7 @@ def test_verification_knows_what_the_drafts_were_drawn_from(block: int) -> None:
         behind = r.prefill(2, IDS[:30], draw)
         q = r.drawn_from(2).astype(np.float64)[None]
         ids = [behind.token, *behind.drafts]
-        (got,) = r.decode(Part(2, 30, ids, replace(draw, step=1)))
+        (got,) = r.decode(Part(2, 30, ids, draw._replace(step=1)))
         p = np.stack([distribution(row, 3.0, 1.0, 4) for row in got.logits])[None]
         drafts = np.array([behind.drafts], np.int32)
         numbers = verify_draws(

@@ -12,8 +12,9 @@ import pytest
 from helpers.golden_plans import tiny_model
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
+from ultraflash.graphs.ops.all_gather import AllGather
+from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.ops.attention import Attention
-from ultraflash.graphs.ops.comm import AllGather, AllReduce
 from ultraflash.graphs.ops.confidence import Confidence
 from ultraflash.graphs.ops.draft_attention import DraftAttention
 from ultraflash.graphs.ops.draft_rows import DraftRows
@@ -49,7 +50,7 @@ def test_a_decode_step_verifies_then_appends_then_drafts(block: int) -> None:
     plan = release(block)
     spans = [plan.span(name) for name in ("head", "accept", "context", "draft")]
     assert all(a.stop == b.start for a, b in pairwise(spans))
-    assert spans[-1].stop == len(plan.nodes)
+    assert [n.label for n in plan.nodes[spans[-1].stop :]] == ["next"]
 
 
 @every_block
@@ -183,7 +184,7 @@ def test_bytes_of_a_draft() -> None:
 @pytest.mark.parametrize("block", [0, 5])
 def test_without_drafts_among_its_rows_a_step_needs_no_q(block: int) -> None:
     build = Build(tiny_model(), CAPACITY, block=block)
-    assert build_decode(build, 3, 3).nodes[-1].label == (f"draft.{block - 1}.confidence" if block
+    assert build_decode(build, 3, 3).nodes[-2].label == (f"draft.{block - 1}.confidence" if block
                                                          else "accept")  # fmt: skip
     for rows, sequences in ((3, 3), (4, 3)):
         plan = build_decode(build, rows, sequences)

@@ -274,6 +274,10 @@ def _draft_rows(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | No
     made["accepted"] = rng.integers(0, most).astype(np.int32)
 
 
+def _follow_rows(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
+    made["follows"] = rng.integers(0, 2, op.follows.shape).astype(np.int32)
+
+
 def _last_io(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
     made["ids"] = rng.integers(0, 500, op.ids.shape).astype(np.int32)
 
@@ -358,6 +362,8 @@ _SPECIAL: dict[str, Callable[[Any, Inputs, np.random.Generator, Rows | None], No
     "CandidatePool": _scores,
     "Attention": _attention,
     "DraftRows": _draft_rows,
+    "NextRows": _draft_rows,
+    "FollowRows": _follow_rows,
     "LastIo": _last_io,
     "Accept": _accept,
     "DraftSample": _draft_sample,

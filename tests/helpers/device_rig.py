@@ -18,7 +18,7 @@ from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Life
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.step import Build
-from ultraflash.runtime.backend import Runner
+from ultraflash.runtime.backend import Backend, Runner
 from ultraflash.runtime.backends import open_backend
 from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
 from ultraflash.runtime.step_io import Draw, Part, write_constants, write_step
@@ -61,14 +61,16 @@ class DeviceRig:
     """
 
     def __init__(
-        self, *, kept: bool, slots: int = 6, max_seq: int = 256, block: int = BLOCK
-    ) -> None:
+        self, *, kept: bool, slots: int = 6, max_seq: int = 256, block: int = BLOCK,
+        backend: Backend | None = None,
+    ) -> None:  # fmt: skip
+        """On the first GPU, or on a `backend` of several ranks."""
         self.kept, self.model = kept, Model.from_checkpoint(TINY)
         config = RuntimeConfig.from_env(checkpoint=TINY, backend=BACKEND)
         prepare_cache_dir(config)
         index = CheckpointIndex.open(TINY)
-        self.backend = open_backend(config, index, self.model, keep_scratch=kept)
-        self.build = Build(self.model, Capacity(slots, max_seq), block=block)
+        self.backend = backend or open_backend(config, index, self.model, keep_scratch=kept)
+        self.build = Build(self.model, Capacity(slots, max_seq), self.backend.world, block)
         self._runners: dict[tuple[str, int, int], Runner] = {}
 
     def runner(self, kind: str, rows: int, sequences: int = 1) -> Runner:
@@ -112,7 +114,8 @@ class DeviceRig:
         whole = {name: runner.read(f"io.{name}") for name in OF_SEQUENCE}
         by_row = {name: runner.read(f"io.{name}") for name in OF_ROW}
         if self.kept:
-            by_row["logits"] = runner.read("head.logits")
+            whole_logits = "head.logits" if self.backend.world == 1 else "head.logits_all"
+            by_row["logits"] = runner.read(whole_logits)
         found, at = [], 0
         for number, part in enumerate(parts):
             own = slice(at, at + len(part.ids))
@@ -123,13 +126,14 @@ class DeviceRig:
         return found
 
     def live(self, slot: int, length: int, drawn: bool = False) -> State:
-        """Every byte of state that a sequence of `length` tokens in `slot` depends on.
+        """Every byte of state that a sequence of `length` tokens in `slot` depends on, whatever its
+        last step was.
 
         `drawn`: with what its drafts were drawn from.
         """
         state: State = {}
         for ref in self.runner("decode", 1).plan.of_life(Life.STATE):
-            if ref.name == "draft.q" and not drawn:
+            if ref.name.startswith("next.") or (ref.name == "draft.q" and not drawn):
                 continue
             rows = self.backend.read_state(ref.name, slot, 0, ref.shape[1])
             state[ref.name] = rows[self._live_rows(ref.name, length, ref.shape[1])].tobytes()

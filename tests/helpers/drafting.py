@@ -93,7 +93,7 @@ class DraftRig(Rig):
     def state(self, rank: int = 0) -> dict[str, Array]:
         """All state that outlives a step but what drafts were drawn from, by buffer."""
         state = self.backend._state[rank]
-        return {n: a for n, a in state.items() if not re.match(r"draft\.q|replay\.", n)}
+        return {n: a for n, a in state.items() if not re.match(r"draft\.q|replay\.|next\.", n)}
 
     def drawn_from(self, slot: int) -> Array:
         """The distributions of the drafts of a slot. [B, V]."""

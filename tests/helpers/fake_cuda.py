@@ -40,6 +40,7 @@ class Queue:
     """A stream: work that has not been done yet, numbered."""
 
     lock: Any
+    context: str
     work: deque[tuple[int, Callable[[], Any]]] = field(default_factory=deque)
     count: int = 0
 
@@ -84,6 +85,8 @@ class FakeCuda:
     launches: list[tuple[Any, ...]] = field(default_factory=list, repr=False)
     allocated: dict[int, Any] = field(default_factory=dict, repr=False)
     pinned: dict[int, Any] = field(default_factory=dict, repr=False)
+    linked: bool = True  # whether GPUs can reach each other's memory
+    reached: list[tuple[str, str]] = field(default_factory=list)  # (context, peer)
     graph_launches: int = 0
     lazy: bool = False  # work waits until somebody waits for it
     kernels: dict[str, tuple[int, Callable[[bytes, tuple[int, ...]], None]]] = field(
@@ -92,6 +95,9 @@ class FakeCuda:
     _lock: Any = field(default_factory=threading.RLock, repr=False)
     _queues: list[Queue] = field(default_factory=list, repr=False)
     _capture: list[Callable[[], None]] | None = None
+    _captured: set[Any] = field(default_factory=set, repr=False)  # streams that are captured
+    _apart: set[Any] = field(default_factory=set, repr=False)  # of these, that have not joined
+    _here: threading.local = field(default_factory=threading.local, repr=False)
 
     def __post_init__(self) -> None:
         self.kernels["uf_move_rows"] = 170 * 24, self._move_rows
@@ -105,6 +111,11 @@ class FakeCuda:
         """Calls fail where a test wants it."""
         error = object.__getattribute__(self, "fail").get(name)
         return (lambda *_: (error,)) if error else object.__getattribute__(self, name)
+
+    @property
+    def current(self) -> str:
+        """The context that is current in this thread."""
+        return getattr(self._here, "current", "")
 
     def cuInit(self, flags: int) -> tuple[Any, ...]:
         if not self.library:
@@ -142,6 +153,18 @@ class FakeCuda:
         return OK, f"context of GPU {device}"
 
     def cuCtxSetCurrent(self, context: str) -> tuple[Any, ...]:
+        self._here.current = context
+        return (OK,)
+
+    def cuDeviceCanAccessPeer(self, device: int, peer: int) -> tuple[Any, ...]:
+        assert device != peer
+        return OK, int(self.linked)
+
+    def cuCtxEnablePeerAccess(self, peer: str, flags: int) -> tuple[Any, ...]:
+        assert peer != self.current, "a GPU is no peer of its own"
+        if (self.current, peer) in self.reached:
+            return (real.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,)
+        self.reached.append((self.current, peer))
         return (OK,)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
@@ -209,7 +232,7 @@ class FakeCuda:
         return (OK,)
 
     def cuStreamCreate(self, flag: Any) -> tuple[Any, ...]:
-        self._queues.append(Queue(self._lock))
+        self._queues.append(Queue(self._lock, self.current))
         return OK, real.CUstream(len(self._queues))
 
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
@@ -220,7 +243,15 @@ class FakeCuda:
         return (OK,)
 
     def cuStreamWaitEvent(self, stream: Any, event: Moment, flags: int) -> tuple[Any, ...]:
-        return self._queue(stream, Moment(0.0, event.queue, event.number).happen)
+        queue, other = self._queue_of(stream), event.queue
+        if self._capture is None:
+            return self._queue(stream, Moment(0.0, other, event.number).happen)
+        if other in self._captured:
+            if queue not in self._captured:
+                self._captured.add(queue)
+                self._apart.add(queue)
+            self._apart.discard(other)
+        return (OK,)
 
     def cuModuleGetGlobal(self, module: bytes, name: bytes) -> tuple[Any, ...]:
         found = b"\0" + name + b"\0" in module
@@ -242,10 +273,11 @@ class FakeCuda:
         return self._queue(config.hStream, run)
 
     def cuStreamBeginCapture(self, stream: Any, mode: Any) -> tuple[Any, ...]:
-        self._capture = []
+        self._capture, self._captured, self._apart = [], {self._queue_of(stream)}, set()
         return (OK,)
 
     def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:
+        assert not self._apart, f"streams {self._apart} have left the capture's and not joined it"
         graph, self._capture = self._capture, None
         return OK, graph
 
@@ -274,8 +306,9 @@ class FakeCuda:
         return OK, Moment()
 
     def cuEventRecord(self, event: Moment, stream: Any) -> tuple[Any, ...]:
-        self._queue(stream, lambda: setattr(event, "at", time.perf_counter()))
-        event.queue = self._queues[int(stream) - 1]
+        event.queue = self._queue_of(stream)
+        if self._capture is None:
+            self._queue(stream, lambda: setattr(event, "at", time.perf_counter()))
         event.number = event.queue.count
         return (OK,)
 
@@ -291,11 +324,19 @@ class FakeCuda:
         for to, source, size in np.frombuffer(raw, np.uint64).reshape(-1, 3)[: grid[0]].tolist():
             self.cuMemcpyDtoD(to, source, size)
 
+    def _queue_of(self, stream: Any) -> Queue:
+        queue = self._queues[int(stream) - 1]
+        assert queue.context == self.current, (
+            f"a stream of {queue.context} while {self.current} is current"
+        )
+        return queue
+
     def _queue(self, stream: Any, step: Callable[[], Any]) -> tuple[Any, ...]:
+        queue = self._queue_of(stream)
         if self._capture is not None:
+            assert queue in self._captured, "a graph is captured, and this stream has no part in it"
             self._capture.append(step)
             return (OK,)
-        queue = self._queues[int(stream) - 1]
         number = queue.push(step)
         if not self.lazy:
             queue.run_to(number)

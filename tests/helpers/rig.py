@@ -101,10 +101,12 @@ class Rig:
         return {ref.name: runner.read(ref.name, rank) for ref in runner.plan.of_life(Life.STATE)}
 
     def live(self, slot: int, length: int, rank: int = 0) -> dict[str, Array]:
-        """A copy of every byte of state that a sequence of `length` tokens in `slot` depends on."""
+        """A copy of every byte of state that a sequence of `length` tokens in `slot` depends on,
+        whatever its last step was."""
         return {
             name: array[slot][self._live_rows(name, length, array.shape[1])].copy()
             for name, array in self.state(rank).items()
+            if not name.startswith("next.")
         }
 
     def _live_rows(self, name: str, length: int, size: int) -> Array:

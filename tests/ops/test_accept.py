@@ -27,7 +27,9 @@ from helpers.formats import F32
 from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.ops import assert_launch, io, scratch, state
 from helpers.properties import examples
+from ultraflash.graphs.capacity import MAX_ROWS
 from ultraflash.graphs.draw import pick
+from ultraflash.graphs.errors import PlanError
 from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.sampling import TOP_LOGPROBS, distribution
 from ultraflash.graphs.verify import block_verify, verify_draws
@@ -386,6 +388,7 @@ class Block:
     step: int = 5
     temperature: float = 1.0
     forbidden: tuple[int, ...] = ()
+    known: bool = True  # what the drafts were drawn from
 
     def run(self) -> tuple[int, int]:
         rows, vocab = self.p.shape
@@ -397,7 +400,7 @@ class Block:
         accepted, token, *_ = Accept.reference(
             np.log(self.p).astype(np.float32), np.array([1, *self.drafts], np.int32),
             np.full(rows, 2, np.int32), np.arange(7, 7 + rows, dtype=np.int32),
-            np.array([0, rows, rows], np.int32), kept, bits,
+            np.array([0, rows, rows], np.int32), kept if self.known else None, bits,
             np.full((2, 4), -1, np.int32), np.zeros((2, 4), np.float32),
             np.full(rows, -1, np.int32), np.full(2, self.temperature, np.float32),
             np.ones(2, np.float32), np.zeros(2, np.int32), np.full(2, self.seed, np.uint64),
@@ -426,6 +429,21 @@ def test_accepts_what_block_verification_does(rng: np.random.Generator, m: int) 
         drafts = np.array([block.drafts], np.int32).reshape(1, m)
         accepted, token = block_verify(p[None], q.reshape(1, m, 5), drafts, coins, last)
         assert block.run() == (accepted[0], token[0])
+
+
+def test_drafts_of_unknown_origin_do_not_stay(rng: np.random.Generator) -> None:
+    """The token behind them is drawn as if there were none; greedy choices need no origin."""
+    for seed in range(20):
+        block = replace(random_block(rng, 3), seed=seed, known=False)
+        assert block.run() == Block((), block.p[:1], block.q[:0], seed=seed).run()
+        greedy = replace(block, temperature=0.0)
+        assert greedy.run() == replace(greedy, known=True).run()
+
+
+def test_a_kernel_refuses_more_rows_than_it_keeps_distributions_of() -> None:
+    assert op(MAX_ROWS, 1).launch("sm_90a").stem == "accept"
+    with pytest.raises(PlanError, match="17 rows are to be verified on sm_90a"):
+        op(MAX_ROWS + 1, 1).launch("sm_90a")
 
 
 def test_greedy_keeps_drafts_up_to_the_first_that_is_not_the_largest() -> None:

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 # nothing stands beside it whose place it could take. A CTA of `linear` fills an SM's shared memory
 # with operands under way, so that its registers are no one else's.
 REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "linear": 255}
+# Exchanges wait for other GPUs with few CTAs, whose loads should all be under way at once.
+REGISTERS_OF |= {"all_reduce": 112, "all_gather": 112}
 STATIC_SHARED = 48 << 10
 SHARED = 227 << 10  # of one CTA, static and dynamic, on all three architectures
 GRID_Y = 65_535
@@ -98,7 +100,7 @@ def test_launches_fit_what_was_compiled(kernels: dict, nodes: list[Node]) -> Non
 def _launch_bound(stem: str, arch: str) -> int:
     """What the source promises the compiler; 1,024 where it promises nothing."""
     text = ptx.source(stem, arch).text
-    found = re.search(r"__launch_bounds__\((\w+)\)", text)
+    found = re.search(r"__launch_bounds__\((\w+)[,)]", text)
     if not found:
         return 1024
     if found[1].isdecimal():
@@ -113,14 +115,15 @@ def test_the_compiler_lays_arguments_out_as_they_are_packed(
 ) -> None:
     """One compilation of every `Args`, all sizes and offsets asserted."""
     from ultraflash.runtime.gpu.args import pack, struct_text
+    from ultraflash.runtime.gpu.exchange import Exchange
     from ultraflash.runtime.gpu.nvrtc import Unit, compile_unit
 
     ops = {struct_text(node.op): node.op for node in nodes}
     checks = []
     for number, (text, op) in enumerate(ops.items()):
         layout = Layout.of(text)
-        assert layout.size == len(pack(op, lambda ref: (0, 0)))
-        checks.append(f"namespace n{number} {{ {text[text.index('struct Args') :]} }}")
+        assert layout.size == len(pack(op, lambda ref: (0, 0), Exchange((0, 0), 1)))
+        checks.append(f"namespace n{number} {{ {text[text.index('struct ') :]} }}")
         args, why = f"n{number}::Args", f'"{op.stem()}"'
         checks.append(f"static_assert(sizeof({args}) == {layout.size}, {why});")
         for name, member in layout.members.items():

@@ -11,8 +11,8 @@ import pytest
 
 from helpers.engines import alone, greedy, open_engine, run
 from helpers.rig import TINY
+from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.ops.attention import Attention
-from ultraflash.graphs.ops.comm import AllReduce
 from ultraflash.graphs.ops.gate import Gate
 from ultraflash.graphs.ops.rms_norm import RmsNorm
 from ultraflash.graphs.ops.take_last import TakeLast

@@ -13,6 +13,7 @@ from ultraflash.runtime.config import (
     BUNDLED_CHECKPOINT,
     SWITCHES,
     RuntimeConfig,
+    gpu_numbers,
     prepare_cache_dir,
     switch_table,
 )
@@ -98,6 +99,16 @@ def test_malformed_switches(
 def test_settings_that_cannot_work(settings: dict[str, object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         RuntimeConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_every_gpu_that_is_named_is_a_rank_unless_a_world_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert RuntimeConfig.from_env(gpus=gpu_numbers("2,3")).world == 2
+    assert RuntimeConfig.from_env(gpus=(0, 1), world=1).world == 1
+    monkeypatch.setenv("UF_GPUS", "0,1,4,5")
+    assert RuntimeConfig.from_env().world == 4
+    assert RuntimeConfig.from_env(world=None).gpus == (0, 1, 4, 5)
 
 
 def test_cache_directory_is_made(tmp_path: Path) -> None:

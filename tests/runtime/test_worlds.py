@@ -26,7 +26,7 @@ from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.errors import WorldError
 from ultraflash.graphs.model import Model
-from ultraflash.graphs.ops.comm import AllReduce
+from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.ops.experts_down import ExpertsDown
 from ultraflash.graphs.ops.index_scores import IndexScores
 from ultraflash.graphs.ops.linear import Linear

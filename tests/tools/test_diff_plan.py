@@ -43,6 +43,12 @@ class NumpyTwin:
                     self._spoil[ref.name](value)
                     self._put(ref, value)
 
+    def launch(self) -> None:
+        self.run()
+
+    def wait(self) -> None:
+        """Nothing: `launch` has done it."""
+
     def read(self, name: str, rank: int = 0) -> Array:
         return self._runner.read(name)
 

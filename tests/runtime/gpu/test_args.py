@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import pytest
@@ -14,11 +14,13 @@ from helpers.compiler import device_nodes
 from helpers.ops import io, scratch, state, weight
 from ultraflash import ptx
 from ultraflash.graphs.capacity import Capacity
+from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.plan import Op, Ref
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.served import Served
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.gpu.args import pack, struct_text
+from ultraflash.runtime.gpu.exchange import CAPACITY, MAX_WORLD, Exchange, pieces
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Toy(Op):
     y: Ref
     off: bool = False
     bias: Ref | None = None
+
+
+EXCHANGE, TURN = Exchange(((1 << 63) + 1, 2, 3 << 40), 2, 2500), 7
 
 
 def toy(**changed: object) -> Toy:
@@ -73,6 +78,11 @@ def expected(op: Op, address: Callable[[Ref], tuple[int, ...]]) -> dict[str, obj
             values |= {f"{f.name}_{axis}": size for axis, size in enumerate(value.shape)}
         else:
             values[f.name] = 0 if value is None else value
+    if op.COLLECTIVE:
+        inboxes = [*EXCHANGE.inboxes, *[0] * MAX_WORLD][:MAX_WORLD]
+        values |= {f"exchange.inbox[{rank}]": at for rank, at in enumerate(inboxes)}
+        named = {"rank": 2, "world": 3, "stage": TURN % 3, "capacity": CAPACITY, "hop_ns": 2500}
+        values |= {f"exchange.{name}": value for name, value in named.items()}
     return values
 
 
@@ -87,7 +97,7 @@ def unpacked(layout: Layout, raw: bytes) -> dict[str, object]:
 
 def assert_agree(op: Op) -> Layout:
     layout, address = Layout.of(struct_text(op)), addresses()
-    raw = pack(op, address)
+    raw = pack(op, address, EXCHANGE, TURN)
     assert len(raw) == layout.size
     want = {
         name: struct.unpack("<f", struct.pack("<f", v))[0] if isinstance(v, float) else v
@@ -117,7 +127,12 @@ def test_text_and_bytes_agree(changed: dict[str, object]) -> None:
 def test_text_and_bytes_agree_for_every_operation_of_the_release() -> None:
     """The compiler's own word on the same is asked for in tests/ptx/test_compile.py."""
     build = Build(release_model(), Capacity(5, 1 << 20), block=5)
-    ops = {n.op for n in device_nodes(Served((1, 8), prefill="ced21").plans(build))}
+    plans = [
+        plan
+        for of in (build, replace(build, world=8))
+        for plan in Served((1, 8), prefill="ced21").plans(of)
+    ]
+    ops = {n.op for n in device_nodes(plans)}
     assert {op.stem() for op in ops} == set(ptx.stems())
     for op in ops:
         assert_agree(op)
@@ -146,6 +161,7 @@ def test_pointers_stand_first_so_that_nothing_is_padded_between_them() -> None:
 def test_defines_tell_what_is_there() -> None:
     found = defines(struct_text(toy(bias=weight("b", 96, dtype="f32"))))
     assert {k: v for k, v in found.items() if not k.startswith("UF_SIZE")} == {
+        "UF_MAX_ROWS": "16",
         "UF_HAS_x": "1", "UF_SCALED_x": "0",
         "UF_HAS_w": "1", "UF_SCALED_w": "1",
         "UF_HAS_table": "0",
@@ -166,3 +182,29 @@ def test_shapes_and_constants_do_not_make_another_kernel() -> None:
 def test_an_extent_that_no_int_holds_is_an_error_and_never_wraps() -> None:
     with pytest.raises(struct.error):
         pack(toy(x=scratch("x", 2**31)), addresses())
+
+
+@dataclass(frozen=True)
+class Shared(Toy):
+    COLLECTIVE: ClassVar[bool] = True
+
+
+def test_what_a_collective_gets_beside_its_buffers() -> None:
+    layout = assert_agree(Shared(**vars(toy())))
+    assert list(layout.members)[-1] == "exchange.hop_ns"
+    assert "exchange.rank" not in assert_agree(toy()).members
+
+
+def test_stages_follow_each_other_round() -> None:
+    op = Shared(**vars(toy()))
+    stage = Layout.of(struct_text(op)).members["exchange.stage"].offset
+    raw = [pack(op, addresses(), EXCHANGE, turn) for turn in range(5)]
+    assert [struct.unpack_from("<i", r, stage)[0] for r in raw] == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(("rows", "turns"), [(1, 1), (CAPACITY // 64, 1), (CAPACITY // 64 + 1, 2)])
+def test_a_long_message_takes_several_turns(rows: int, turns: int) -> None:
+    assert (
+        pieces(AllReduce(scratch("x", rows, 64, dtype="f32"), scratch("y", rows, 64), True))
+        == turns
+    )

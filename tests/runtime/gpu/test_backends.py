@@ -112,14 +112,6 @@ def test_cuda_without_the_bindings(opened: Callable[..., Backend]) -> None:
     assert text.endswith("pip install 'ultraflash[cuda]'")
 
 
-@pytest.mark.parametrize("settings", [{"world": 2}, {"gpus": (0, 1)}, {"gpus": ()}])
-def test_several_ranks(
-    cuda: FakeCuda, opened: Callable[..., Backend], settings: dict[str, object]
-) -> None:
-    text = sentence(ConfigError, lambda: opened(backend="cuda", **settings))
-    assert "is not built yet: use world 1 on one GPU" in text
-
-
 @needs_compiler  # of weights' layouts
 def test_another_gpu_than_the_first(cuda: FakeCuda, opened: Callable[..., Backend]) -> None:
     cuda.gpus = Gpu(), Gpu("NVIDIA B300", (10, 3))
@@ -149,14 +141,15 @@ def test_a_step_from_io_to_io(cuda: FakeCuda, opened: Callable[..., Backend]) ->
     for run in (1, 2):
         runner.run()
         assert cuda.graph_launches == run
+        steps = [f"uf_{node.op.stem()}" for node in plan.nodes]
         assert [launch[0] for launch in cuda.launches] == [
-            f"uf_{node.op.stem()}" for node in plan.nodes
-        ] * run
-    assert runner.nodes == len(plan.nodes) + 2  # and a copy in, a copy out
+            "uf_copy_words", *steps, "uf_copy_words"
+        ] * run  # fmt: skip
+    assert runner.nodes == len(plan.nodes) + 2
     np.testing.assert_array_equal(runner.read("io.ids"), [7, 8, 9])
     runner.run(slice(0, 4))
     assert cuda.graph_launches == 2
-    assert len(cuda.launches) == 2 * len(plan.nodes) + 4
+    assert len(cuda.launches) == 2 * (len(plan.nodes) + 2) + 4 + 2
 
 
 @needs_compiler
@@ -173,6 +166,8 @@ def test_state_and_scratch_are_read_as_they_were_written(
             runner.write(ref.name, value)
             np.testing.assert_array_equal(runner.read(ref.name), value)
     for ref in plan.of_life(Life.STATE):
+        if ref.name.startswith("next."):
+            continue  # fewer rows than are written here
         assert not backend.read_state(ref.name, 1, 0, ref.shape[1]).any(), "state begins as zeros"
         rows = rng.integers(0, 100, (3, *ref.shape[2:]))
         backend.write_state(ref.name, 1, 4, rows)
@@ -202,7 +197,7 @@ def test_what_a_plan_does_not_have(cuda: FakeCuda, opened: Callable[..., Backend
         ),
         (
             lambda: backend.compile(build_decode(Build(model, Capacity(3, 64), world=2), 2, 1)),
-            "is for world 2, this backend has one GPU",
+            "is for world 2, this backend has 1 ranks",
         ),
     ):
         assert words in sentence(DeviceError, act)

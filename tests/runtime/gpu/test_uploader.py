@@ -85,9 +85,16 @@ def test_damage_is_named_where_it_is(uploader: Uploader) -> None:
     parts = [np.zeros((90, 8), np.uint8) for _ in range(3)]
     parts[1][77, 5] = 255
     names = ["a.scale", "b.scale", "c.scale"]
-    with pytest.raises(WeightsError, match=r"b.scale holds the NaN scale byte 255 at \[77, 5\]"):  # noqa: SIM117
+
+    def check(part: int, first: int, rows: Array) -> None:
+        check_scales(rows, names[part], (first, 0))
+
+    def act() -> None:
         with uploader:
-            uploader.place("w", parts, None, lambda p, first, r: check_scales(r, names[p], first))
+            uploader.place("w", parts, None, check)
+
+    with pytest.raises(WeightsError, match=r"b.scale holds the NaN scale byte 255 at \[77, 5\]"):
+        act()
 
 
 def test_a_failed_copy_is_told_and_the_buffers_go(cuda: FakeCuda, tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
-"""all_reduce and all_gather: what ranks exchange."""
+"""all_reduce: the sum over ranks."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from helpers.compare import assert_rounded, assert_same_bits
+from helpers.compare import assert_rounded
 from helpers.formats import bf16
 from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.ops import assert_launch, scratch
-from ultraflash.graphs.ops.comm import AllGather, AllReduce
+from ultraflash.graphs.ops.all_reduce import AllReduce
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
@@ -51,39 +51,37 @@ def test_no_rank_loses_its_part() -> None:
         assert (part == rank).all()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
-@pytest.mark.parametrize("rows", [1, 5])
-def test_gather_sets_columns_side_by_side(rng: np.random.Generator, world: int, rows: int) -> None:
-    parts = [rng.normal(size=(rows, 7)).astype(np.float32) for _ in range(world)]
-    y = AllGather.reference(parts)
-    assert y.shape == (rows, 7 * world)
-    for rank, part in enumerate(parts):
-        assert_same_bits(y[:, 7 * rank : 7 * rank + 7], part)
-
-
 @every_choice
 def test_rows_stand_alone(rng: np.random.Generator, choice: Choice) -> None:
     parts = [rng.normal(size=(9, 64)).astype(np.float32) for _ in range(3)]
     assert_rows_alone(lambda *ranks: AllReduce.reference(list(ranks), True), parts, choice)
-    assert_rows_alone(lambda *ranks: AllGather.reference(list(ranks)), parts, choice)
 
 
-def test_both_are_collective() -> None:
-    """The interpreter hands them all ranks' arrays."""
+def test_it_is_collective() -> None:
+    """The interpreter hands it all ranks' arrays."""
     assert AllReduce.COLLECTIVE
-    assert AllGather.COLLECTIVE
 
 
-REDUCE = AllReduce(scratch("x", 3, 64, dtype="f32"), scratch("y", 3, 64), True)
-GATHER = AllGather(scratch("x", 3, 64, dtype="f32"), scratch("y", 3, 256, dtype="f32"))
+def reduce(*shape: int) -> AllReduce:
+    return AllReduce(scratch("x", *shape, dtype="f32"), scratch("y", *shape), True)
 
 
 def test_launch() -> None:
-    assert_launch(REDUCE, "comm", ("x", "y"), rounded=True)
-    assert_launch(GATHER, "comm", ("x", "y"))
+    assert_launch(reduce(3, 64), "all_reduce", ("x", "y"), rounded=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ctas"),
+    [((1, 1), 1), ((3, 64), 1), ((7, 5120), 35), ((2, 3, 1025), 7), ((4096, 5120), 128)],
+)
+def test_a_message_is_spread_thinly_over_no_more_than_fit(
+    shape: tuple[int, ...], ctas: int
+) -> None:
+    """Four values a thread; CTAs wait for other ranks, so all of them must run at once."""
+    geometry = reduce(*shape).geometry()
+    assert (geometry.x, geometry.y, geometry.threads) == (ctas, 1, 256)
 
 
 def test_cost() -> None:
     """One rank's own memory; what crosses the link is not counted here."""
-    assert REDUCE.cost().nbytes == 3 * 64 * (4 + 2)
-    assert GATHER.cost().nbytes == 3 * 64 * 4 * 5
+    assert reduce(3, 64).cost().nbytes == 3 * 64 * (4 + 2)

@@ -1,0 +1,102 @@
+// How the ranks of a world hand each other fp32 messages (all_reduce.cu, all_gather.cu).
+//
+// Every rank has an inbox u32 [3 stages][world sources][capacity]. A rank writes its message into every rank's inbox,
+// its own too, in the place of its number, and takes what all ranks wrote out of its own. The data is the flag: a word
+// that has not arrived is EMPTY, a NaN that nobody sends (another NaN goes in its place), so numbers arrive bit for bit.
+// Whoever has taken a word makes it EMPTY again. A message longer than `capacity` goes in pieces, and each piece takes
+// the next stage, round and round; the first piece takes stage `stage`.
+//
+// Why no word is overwritten before it was taken, and none is taken twice:
+//  1. All ranks run the same exchanges in the same order, one after the other: a kernel starts when the one before it
+//     on its rank has ended, with all its writes in the memory of that GPU (stream order). Consecutive pieces use
+//     consecutive stages, also across kernels of a graph. Between launches of graphs, all ranks have ended.
+//  2. A thread takes the same words that it sends, and sends piece p + 1 after it took piece p from every rank. So
+//     when rank A sends piece p + 1 of a message, the same thread of rank B has sent piece p, hence emptied p - 1
+//     before the fence in front of p. Stage (p + 1) mod 3 was used by p - 2.
+//  3. When rank A begins a message, its last one is complete, so every thread of B that had words of the last piece has
+//     sent them. A thread that had none (the last piece is shorter) may still be taking the piece before; its stage is
+//     not the next but the one after, whose first use needs B's answer out of the next kernel. Two stages would not do.
+//  4. All CTAs of all ranks wait for each other: their number fits a GPU at once (graphs/ops/_exchange.py).
+//  5. Words of 4 bytes arrive whole; 16 bytes are four such words, each with its own flag.
+// A rank that does not come within some ten seconds is an error (a trap) and no hang.
+#include <uf/types.cuh>
+
+constexpr u32 EMPTY = 0xFFFFFFFFu, OTHER_NAN = 0x7FFFFFFFu;
+constexpr int STAGES = 3, MAX_WORLD = 8;
+constexpr u32 MAX_POLLS = 1u << 24;  // of about a microsecond
+
+struct Words { u32 w[4]; };
+
+UF_DEVICE void send_words(u32* to, const Words& v) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
+}
+UF_DEVICE Words peek_words(const u32* from) {
+    Words v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(from) : "memory");
+    return v;
+}
+UF_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+UF_DEVICE u64 nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+UF_DEVICE bool arrived(const Words& v) {
+    return v.w[0] != EMPTY && v.w[1] != EMPTY && v.w[2] != EMPTY && v.w[3] != EMPTY;
+}
+
+// Four values from `at` on, zeros behind the message's end.
+UF_DEVICE Words message_words(const float* x, i64 at, i64 size) {
+    Words v;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 bits = at + i < size ? to_bits(x[at + i]) : 0u;
+        v.w[i] = bits == EMPTY ? OTHER_NAN : bits;
+    }
+    return v;
+}
+
+// Send the message x[size] and call use(at, parts) for every four values of it: parts[r] is what rank r sent from x[at]
+// on, r < world. `use` must not look at values behind the end.
+template <class Use>
+UF_DEVICE void exchange(const Exchange& g, const float* x, i64 size, Use use) {
+    i64 first = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x), step = 4 * (i64)gridDim.x * blockDim.x;
+    int stage = g.stage;
+    for (i64 start = 0; start < size; start += g.capacity) {
+        i64 end = min(size, start + g.capacity);
+        i64 box = (i64)stage * g.world * g.capacity - start, mine = box + (i64)g.rank * g.capacity;
+        u32* inbox = g.inbox[g.rank] + box;
+        if (start) fence_system();  // what was emptied comes before what is sent now
+        for (i64 at = start + first; at < end; at += step) {
+            Words v = message_words(x, at, size);
+#pragma unroll
+            for (int r = 0; r < MAX_WORLD; r++)
+                if (r < g.world) send_words(g.inbox[r] + mine + at, v);
+        }
+        if (g.hop_ns)  // emulated: the time that words would be under way
+            for (u64 sent = nanoseconds(); nanoseconds() - sent < g.hop_ns;) {}
+        for (i64 at = start + first; at < end; at += step) {
+            const u32* from = inbox + at;
+            Words parts[MAX_WORLD];
+            bool all;
+            u32 polls = 0;
+            do {
+                all = true;
+#pragma unroll
+                for (int r = 0; r < MAX_WORLD; r++)
+                    if (r < g.world) parts[r] = peek_words(from + (i64)r * g.capacity);
+#pragma unroll
+                for (int r = 0; r < MAX_WORLD; r++)
+                    if (r < g.world) all &= arrived(parts[r]);
+                if (++polls == MAX_POLLS) asm volatile("trap;");
+            } while (!all);
+#pragma unroll
+            for (int r = 0; r < MAX_WORLD; r++)
+                if (r < g.world) send_words(inbox + at + (i64)r * g.capacity, Words{{EMPTY, EMPTY, EMPTY, EMPTY}});
+            use(at, parts);
+        }
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+    }
+}
