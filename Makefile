@@ -1,6 +1,6 @@
 # Bare `make` lists the verbs. Everything runs in .venv, which the first verb makes.
 .DEFAULT_GOAL := help
-.PHONY: help demo serve dev test exactness golden gpu sanitize lint type ci bench format clean run-venv
+.PHONY: help demo serve dev test exactness golden gpu sanitize lint type ci bench bench-plot format clean run-venv
 
 MAKEFLAGS += --no-print-directory
 PORT ?= 8000
@@ -12,6 +12,7 @@ help:
 	@echo 'make test [ARGS=...]   run the tests (ARGS goes to pytest, e.g. ARGS="-k plan -x")'
 	@echo 'make exactness         the long versions: speculative = plain over 2,000 tokens a width, a million draws'
 	@echo 'make bench [ARGS=...]  measure the server: seconds to ready, memory, tokens/s (ARGS="--csv" appends a row)'
+	@echo 'make bench-plot        draw the GPU tables of tools/speed as SVG in docs/'
 	@echo 'make golden [ARGS=...] the engine against the model authors'"'"' own data, one line an item'
 	@echo 'make gpu [ARGS=...]    the device tests; a machine without a GPU fails them (UF_GPU_QUICK=1: short)'
 	@echo 'make sanitize          compute-sanitizer over one decode step of each width, on a GPU'
@@ -63,6 +64,9 @@ ci:
 
 bench: run-venv
 	@$(BIN)/python -m ultraflash.tools.bench_serve $(ARGS)
+
+bench-plot: run-venv
+	@$(BIN)/python -m ultraflash.tools.bench_plot $(ARGS)
 
 format: dev
 	@$(BIN)/ruff check --fix .

@@ -176,6 +176,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _rows(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ValueError("expected row counts like 16,128")
+    return tuple(int(part) for part in parts)
+
+
 def _ordinals(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
@@ -240,6 +247,13 @@ SWITCHES = (
         "|".join(MODES),
         "what of a prompt the decoder layers see: all of it, or its tail",
         str,
+    ),
+    Switch(
+        "UF_PREFILL_CHUNKS",
+        "prefill_chunks",
+        "rows,...",
+        "sizes of a prompt's chunks, ascending, such as 16,128,1024,4096",
+        _rows,
     ),
     Switch("UF_TAIL", "tail", "tokens", "prompt tokens that ced20 and ced21 replay", _count),
     Switch(

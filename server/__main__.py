@@ -54,6 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Check, bind, and become gunicorn; returns only when something is wrong."""
     options = _parser().parse_args(argv)
     try:
+        if options.weights == "synthetic":
+            raise StartError(
+                "--weights synthetic is for benchmarks (python -m ultraflash.tools.bench_decode): "
+                "its text means nothing; leave it away to serve a checkpoint"
+            )
         config = _configure(options)
         _check(config)
         listener = bind(config.host, config.port)
@@ -105,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, help="port to listen on (8000); 0 takes a free one and prints it")
     add(
         "--checkpoint", type=Path, metavar="DIR", help="checkpoint in the official layout (bundled)"
+    )
+    add(
+        "--weights",
+        choices=("checkpoint", "synthetic"),
+        default="checkpoint",
+        help="synthetic ones are for benchmarks, and refused here",
     )
     add(
         "--context",

@@ -2,7 +2,9 @@
 
 Every width has its graph, captured before the clock starts. Tokens are random and nothing is
 verified: a step takes the same time whatever it says. Beside the step's own time stand what the GPU
-needs for the graph alone, launched back to back, and what the host needs between two graphs.
+needs for the graph alone and what a step has to read at least, compared with a kernel that only
+reads, measured in the same run. With --weights synthetic one GPU is one rank of a world: a shard
+step, emulated.
 """
 
 from __future__ import annotations
@@ -18,59 +20,91 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.errors import GraphError
-from ultraflash.graphs.step import Build
-from ultraflash.runtime.backends import cuda_backend
-from ultraflash.runtime.config import prepare_cache_dir
+from ultraflash.graphs.plan import Plan
 from ultraflash.runtime.errors import ConfigError, EngineError
-from ultraflash.runtime.step_io import Draw, Part, write_constants, write_step
-from ultraflash.runtime.weights.index import CheckpointIndex
+from ultraflash.runtime.request import Generation, Sampling
+from ultraflash.runtime.session import Session
+from ultraflash.runtime.step_io import Draw, Part, write_step
 from ultraflash.tools import gpu_arguments
+from ultraflash.tools.op_shares import by_op, node_us, share_lines
+from ultraflash.tools.routing import (
+    ROUTINGS,
+    Distinct,
+    bytes_to_read,
+    measured_distinct,
+    tokens,
+)
+from ultraflash.tools.shard import SLOT, Shard, add_arguments, open_shard, positions
 from ultraflash.tools.speed_table import append, commit, gpu_csv, today
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.backend import CudaBackend
     from ultraflash.runtime.gpu.runner import CudaRunner
 
-_SLOT = 1
-_BACK_TO_BACK = 20
 _READ = ("io.accepted", "io.token", "io.drafts", "io.confidence")
-_COLUMNS = ("step p50", "p99", "gpu", "host p50", "p99", "gap p50", "p99")
+_SPAN = 1024  # positions that the steps of one measurement move over
+_ID, _ENDLESS = 7, 1 << 30  # tokens in front of a session's steps, and room behind them
+_GATE_STEPS = 4  # steps whose experts are counted
+_COLUMNS = (
+    "context", "rows", "nodes", "step ms", "p99", "gpu ms", "p99", "gap us", "p99", "host us", "p99",
+    "distinct", "GB", "TB/s", "% read",
+)  # fmt: skip
 _EXAMPLES = """\
-columns, in microseconds:
-  step      from one launch to the next, everything included
-  gpu       the graph alone: median of launches that do not wait for one another
-  host      from the end of a graph, as the host sees it, until the next one is launched
-  gap       step minus gpu: how long the GPU waits for the host
+columns:
+  step      milliseconds from one launch to the next, everything included: median and p99
+  gpu       the graph alone, between two events
+  gap       step minus gpu, microseconds: how long the GPU waits if the host writes all of io
+  host      microseconds between two graphs of a session that goes on (Plans.decode)
+  distinct  different experts a layer, of those that independent choices would give
+  GB        weights, state and looked up rows that the step has to read
+  % read    GB / step against a kernel that does nothing but read
 
 examples, each after python -m ultraflash.tools.bench_decode:
   (nothing)                            the bundled tiny model, rows 1 to 8
-  --checkpoint DIR --rows 1,6 --length 32000 --steps 1000 --csv
+  --checkpoint DIR --rows 1,6 --context 32k --steps 1000 --csv
+  --config full --weights synthetic --world 8 --context 1k,8k,128k,1M --csv
+                                       one of 8 ranks of the released model: the whole table
+  --config full --weights synthetic --world 4 --rows 7 --routing overlap17 --ops
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the CSV: steps of one width. Times in microseconds."""
+    """One row of the CSV: steps of a width behind a context; world > 1: a shard step, emulated."""
 
     date: str
     commit: str
     gpu: str
     driver: str
-    checkpoint: str
+    model: str
+    weights: str
+    world: int
+    rank: int
+    hop_us: float
     block: int
     rows: int
-    length: int
+    context: int
+    capacity: int
+    routing: str
     steps: int
     nodes: int
-    step_p50_us: float
-    step_p99_us: float
-    gpu_us: float
-    host_p50_us: float
-    host_p99_us: float
+    distinct: float
+    distinct_expected: float
+    step_p50_ms: float
+    step_p99_ms: float
+    gpu_p50_ms: float
+    gpu_p99_ms: float
     gap_p50_us: float
     gap_p99_us: float
+    host_p50_us: float
+    host_p99_us: float
+    read_gb: float
+    tb_per_s: float
+    read_tb_per_s: float  # of a kernel that only reads
+    fraction: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,39 +119,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    config = gpu_arguments.settings(options)
-    build = gpu_arguments.chosen_build(options, config)
     if options.steps < 2:
         raise ConfigError(f"--steps must be at least 2, got {options.steps}")
-    if options.length + max(options.rows) > build.capacity.max_seq:
-        raise ConfigError(
-            f"--length {options.length} and {max(options.rows)} rows do not fit into a context of "
-            f"{build.capacity.max_seq}"
-        )
-    gpu_arguments.check_drafts(max(options.rows), build.block, options.temperature)
-    backend_class = cuda_backend()
-    prepare_cache_dir(config)
-    index = CheckpointIndex.open(config.checkpoint)
-    backend = backend_class.open(replace(config, eager=False, check=False), index, build.model)
-    rows = []
-    print(f"{backend.device.name}; {config.checkpoint.name}, block {build.block}, us")
-    print(_line("rows", "nodes", *_COLUMNS))
-    for row in _measured(backend, build, options, config.checkpoint.name):
+    if options.routing != "random" and options.weights != "synthetic":
+        raise ConfigError(f"--routing {options.routing} is steered by --weights synthetic")
+    if min(options.context) < 2 * max(options.rows):
+        raise ConfigError(f"--context {min(options.context)} is too short for steps of these rows")
+    shard = open_shard(options, max(options.context))
+    gpu_arguments.check_drafts(max(options.rows), shard.build.block, options.temperature)
+    read = _read_tb_per_s(shard)
+    print(f"{shard.title}; routing {options.routing}; reading memory: {read:.3f} TB/s")
+    if shard.synthetic:
+        shard.fill_state(shard.decode_runner(1).plan)
+    _print(*_COLUMNS)
+    rows: list[Row] = []
+    for row in _measured(shard, options, read):
         rows.append(row)
-        print(
-            _line(
-                row.rows,
-                row.nodes,
-                row.step_p50_us,
-                row.step_p99_us,
-                row.gpu_us,
-                row.host_p50_us,
-                row.host_p99_us,
-                row.gap_p50_us,
-                row.gap_p99_us,
-            ),
-            flush=True,
-        )
+        _print(
+            row.context, row.rows, row.nodes, f"{row.step_p50_ms:.3f}", f"{row.step_p99_ms:.3f}",
+            f"{row.gpu_p50_ms:.3f}", f"{row.gpu_p99_ms:.3f}", f"{row.gap_p50_us:.0f}",
+            f"{row.gap_p99_us:.0f}", f"{row.host_p50_us:.1f}", f"{row.host_p99_us:.1f}",
+            f"{row.distinct:.2f}/{row.distinct_expected:.2f}",
+            f"{row.read_gb:.3f}", f"{row.tb_per_s:.3f}", f"{100 * row.fraction:.1f}",
+        )  # fmt: skip
+    plans = [shard.decode_runner(n).plan for n in options.rows]
+    predicted, taken = shard.memory(plans)
+    print(
+        f"memory: {predicted:,} bytes predicted (weights, state, scratch, io), {taken:,} taken "
+        f"({100 * (taken / predicted - 1):+.2f} %)"
+    )
+    if options.ops:
+        _print_ops(shard, options)
     if options.csv:
         path = options.csv if isinstance(options.csv, Path) else gpu_csv(rows[0].gpu, "decode")
         for row in rows:
@@ -125,96 +157,156 @@ def _run(options: argparse.Namespace) -> None:
         print(f"{len(rows)} rows appended to {path}")
 
 
-def _line(*figures: object) -> str:
-    return " ".join(f"{figure:>9}" for figure in figures)
+def _print(*figures: object) -> None:
+    print(" ".join(f"{figure:>9}" for figure in figures), flush=True)
 
 
-def _measured(
-    backend: CudaBackend, build: Build, options: argparse.Namespace, name: str
-) -> Iterator[Row]:
-    device, version, day = backend.device, commit(), today()
+def _read_tb_per_s(shard: Shard) -> float:
+    from ultraflash.tools.op_timer import OpTimer
+
+    return OpTimer(shard.device, shard.config.cache_dir).read_gb_per_s() / 1e3
+
+
+def _measured(shard: Shard, options: argparse.Namespace, read: float) -> Iterator[Row]:
+    device, version, day = shard.device, commit(), today()
     for rows in options.rows:
-        runner = backend.compile(build_decode(build, rows, 1))
-        write_constants(runner)
-        steps = list(_steps(build, rows, options))
-        _loop(runner, backend, steps[: options.warm])
-        loop = _loop(runner, backend, steps[options.warm :])
-        gpu = _gpu_us(runner, backend)
-        gap = [step - gpu for step in loop.step]
-        yield Row(
-            date=day,
-            commit=version,
-            gpu=device.name,
-            driver=f"{device.driver // 1000}.{device.driver % 1000 // 10}",
-            checkpoint=name,
-            block=build.block,
-            rows=rows,
-            length=options.length,
-            steps=options.steps,
-            nodes=runner.nodes,
-            step_p50_us=_percentile(loop.step, 50),
-            step_p99_us=_percentile(loop.step, 99),
-            gpu_us=round(gpu, 1),
-            host_p50_us=_percentile(loop.host, 50),
-            host_p99_us=_percentile(loop.host, 99),
-            gap_p50_us=_percentile(gap, 50),
-            gap_p99_us=_percentile(gap, 99),
-        )
+        runner = shard.decode_runner(rows)
+        distinct = _distinct(shard, runner, options)
+        for context in options.context:
+            parts = list(_steps(shard, rows, context, options))
+            warm, timed = parts[: options.warm], parts[options.warm :]
+            _loop(runner, shard.backend, warm, options.seconds)
+            loop = _loop(runner, shard.backend, timed, options.seconds)
+            gpu = _gpu_ms(runner, shard.backend, timed[: len(loop) + 1])
+            host = _host_us(shard, rows, context, options)
+            gap = [1e3 * (step - float(np.median(gpu))) for step in loop]
+            needed = bytes_to_read(_plan_of(shard, rows, context), distinct)
+            speed = needed / _percentile(loop, 50) / 1e9
+            yield Row(
+                date=day,
+                commit=version,
+                gpu=device.name,
+                driver=f"{device.driver // 1000}.{device.driver % 1000 // 10}",
+                model=shard.name,
+                weights=options.weights,
+                world=shard.build.world,
+                rank=shard.rank,
+                hop_us=shard.hop_us,
+                block=shard.build.block,
+                rows=rows,
+                context=context,
+                capacity=shard.build.capacity.max_seq,
+                routing=options.routing,
+                steps=len(loop) + 1,
+                nodes=runner.nodes,
+                distinct=round(distinct.backbone, 3),
+                distinct_expected=round(distinct.expected, 3),
+                step_p50_ms=_percentile(loop, 50),
+                step_p99_ms=_percentile(loop, 99),
+                gpu_p50_ms=_percentile(gpu, 50),
+                gpu_p99_ms=_percentile(gpu, 99),
+                gap_p50_us=_percentile(gap, 50),
+                gap_p99_us=_percentile(gap, 99),
+                host_p50_us=_percentile(host, 50),
+                host_p99_us=_percentile(host, 99),
+                read_gb=round(needed / 1e9, 6),
+                tb_per_s=round(speed, 4),
+                read_tb_per_s=round(read, 4),
+                fraction=round(speed / read, 4),
+            )
 
 
-def _steps(build: Build, rows: int, options: argparse.Namespace) -> Iterator[Part]:
-    """Rows that follow one another from `--length` on, and begin there again at the limit."""
+def _plan_of(shard: Shard, rows: int, context: int) -> Plan:
+    """What the step would be with no more room than the context: its costs count all entries."""
+    capacity = Capacity(shard.build.capacity.slots, context)
+    return build_decode(replace(shard.build, capacity=capacity), rows, 1)
+
+
+def _distinct(shard: Shard, runner: CudaRunner, options: argparse.Namespace) -> Distinct:
+    rng = np.random.default_rng(1)
+    rows = runner.plan.rows
+    ids = [tokens(shard.model, options.routing, rows, rng) for _ in range(_GATE_STEPS)]
+    start = min(options.context) - rows
+    return measured_distinct(runner, shard.model, SLOT, start, ids)
+
+
+def _steps(shard: Shard, rows: int, context: int, options: argparse.Namespace) -> Iterator[Part]:
+    """Rows that follow one another up to the end of the context, over and over."""
     rng = np.random.default_rng(0)
-    room = build.capacity.max_seq - options.length - rows + 1
+    span = max(min(_SPAN, context // 2) // rows, 1)
     for number in range(options.warm + options.steps):
-        ids = rng.integers(3, build.model.vocab, rows).tolist()
+        ids = tokens(shard.model, options.routing, rows, rng)
         draw = Draw(options.temperature, 0.95 if options.temperature else 1.0, seed=1, step=number)
-        yield Part(_SLOT, options.length + number * rows % room, ids, draw)
+        yield Part(SLOT, context - (span - number % span) * rows, ids, draw)
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """Microseconds of every step, and of the host's part between two graphs."""
-
-    step: list[float]
-    host: list[float]
-
-
-def _loop(runner: CudaRunner, backend: CudaBackend, steps: Sequence[Part]) -> _Loop:
-    launched, ended = [], []
+def _loop(
+    runner: CudaRunner, backend: CudaBackend, steps: Sequence[Part], seconds: float
+) -> list[float]:
+    """Milliseconds of every step but the first, from launch to launch; no new ones after a time."""
+    launched: list[float] = []
     for part in steps:
+        if len(launched) > 1 and launched[-1] - launched[0] > seconds:
+            break
         write_step(runner, [part])
         runner.launch()
         launched.append(time.perf_counter())
         backend.stream.wait()
-        ended.append(time.perf_counter())
         for name in _READ:
             if name in runner.plan.buffers:
                 runner.read(name).tolist()
-    return _Loop(
-        [1e6 * (after - before) for before, after in pairwise(launched)],
-        [1e6 * (start - end) for end, start in zip(ended, launched[1:], strict=False)],
-    )
+    return [1e3 * (after - before) for before, after in pairwise(launched)]
 
 
-def _gpu_us(runner: CudaRunner, backend: CudaBackend) -> float:
-    """Of one graph, when the next is queued already."""
+def _host_us(shard: Shard, rows: int, context: int, options: argparse.Namespace) -> list[float]:
+    """What the host needs between two graphs when a session of the engine goes on: from the end of
+    one, as the host sees it, until the next is launched. Its tokens are its own: no routing.
+    """
+    steps = min(options.steps, max(_SPAN // rows, 1), (context - 1) // rows - 1)
+    ids = (_ID,) * (context - (steps + 1) * rows)
+    how = Sampling(options.temperature, 0.95 if options.temperature else 1.0, seed=1)
+    request = Generation(ids, _ENDLESS, how, ignore_eos=True)
+    session = Session.start("bench", request, SLOT, shard.model.eos, _ENDLESS)
+    session.done, session.drafts = len(ids) - 1, (_ID,) * shard.build.block
+    stream, times = shard.backend.stream, []
+    for _ in range(steps):
+        results = shard.plans.decode(
+            [session.verify(rows - 1)], lambda results: session.goes_on(*results)
+        )
+        times.append(1e-3 * (stream.launched_ns - stream.ended_ns))
+        session.advance(results[0])
+        session.take(results[0])
+    shard.plans.settle()
+    return [us for us in times if us > 0]  # below 0: no next step was launched
+
+
+def _gpu_ms(runner: CudaRunner, backend: CudaBackend, steps: Sequence[Part]) -> list[float]:
+    """Of each graph alone."""
     from ultraflash.runtime.gpu.driver import Event
 
-    times = []
-    for _ in range(5):
-        before, after = Event(), Event()
+    before, after, times = Event(), Event(), []
+    for part in steps:
+        write_step(runner, [part])
         before.record(backend.stream)
-        for _ in range(_BACK_TO_BACK):
-            runner.launch()
+        runner.launch()
         after.record(backend.stream)
         backend.stream.wait()
-        times.append(1e3 * after.since(before) / _BACK_TO_BACK)
-    return float(np.median(times))
+        times.append(after.since(before))
+    return times
 
 
 def _percentile(values: Sequence[float], percent: int) -> float:
-    return round(float(np.percentile(values, percent)), 1)
+    return round(float(np.percentile(values, percent)), 4)
+
+
+def _print_ops(shard: Shard, options: argparse.Namespace) -> None:
+    """Where the time of the widest step behind the longest context goes."""
+    rows, context = max(options.rows), max(options.context)
+    runner = shard.decode_runner(rows)
+    write_step(runner, [next(_steps(shard, rows, context, options))])
+    print(f"by operation, {rows} rows at {context:,}, {shard.title}:")
+    for line in share_lines(by_op(runner.plan, node_us(runner, shard.backend.stream, 5))):
+        print(line)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -224,23 +316,24 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    gpu_arguments.add_checkpoint(parser, release=False)
+    add_arguments(parser)
     gpu_arguments.add_rows(parser, "1..8")
-    parser.add_argument(
-        "--length",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="tokens before the steps (%(default)s)",
+    add = parser.add_argument
+    add(
+        "--context",
+        type=positions,
+        default=(1024,),
+        metavar="N,...",
+        help="tokens in front of the steps: 1000, or 1k,8k,128k,1M (default: 1k); the longest is "
+        "what a slot holds",
     )
-    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="default: %(default)s")
-    parser.add_argument(
-        "--warm", type=int, default=20, metavar="N", help="steps that are not timed (%(default)s)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy"
-    )
-    parser.add_argument(
+    add("--routing", choices=ROUTINGS, default="random", help="which experts rows choose (random)")
+    add("--steps", type=int, default=200, metavar="N", help="default: %(default)s")
+    add("--seconds", type=float, default=1.0, metavar="S", help="or for so long (%(default)s)")
+    add("--warm", type=int, default=5, metavar="N", help="steps that are not timed (%(default)s)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy")
+    add("--ops", action="store_true", help="also the time by operation, widest step and context")
+    add(
         "--csv",
         nargs="?",
         type=Path,

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.plan import Cost, Op, Ref
+from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
 
@@ -35,6 +35,10 @@ class Embed(Op):
         pre = np.zeros((len(ids), copies), np.float32)
         pre[:, 0] = 1
         return x, pre
+
+    def geometry(self) -> Geometry:
+        """Rows, and a thread for every two elements of one."""
+        return Geometry(self.x.shape[0], -(-self.x.shape[-1] // 512))
 
     def cost(self) -> Cost:
         """Only the gathered rows are read."""

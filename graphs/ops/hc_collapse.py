@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ultraflash.graphs.numerics import F32, to_bf16
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
 def weighted_copies(weights: F32, x: F32) -> F32:
@@ -32,3 +32,7 @@ class HcCollapse(Op):
     def reference(x: F32, pre: F32) -> F32:
         """float32, copies in order."""
         return to_bf16(weighted_copies(pre, x))
+
+    def geometry(self) -> Geometry:
+        """Rows, and a thread for every two elements of one."""
+        return Geometry(self.x.shape[0], -(-self.x.shape[-1] // 512))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ultraflash.graphs.numerics import F32, to_bf16
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,7 @@ class HcExpand(Op):
         for i in range(1, x.shape[1]):
             total = total + comb[:, i, :, None] * x[:, i, None, :]
         return to_bf16(post[:, :, None] * out[:, None, :] + total)
+
+    def geometry(self) -> Geometry:
+        """Rows, and a thread for every two elements of one."""
+        return Geometry(self.x.shape[0], -(-self.x.shape[-1] // 512))

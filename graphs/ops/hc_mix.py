@@ -8,8 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from ultraflash.graphs.capacity import MAX_ROWS
 from ultraflash.graphs.numerics import F32, F64, mean_square, sigmoid
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
+
+_CTAS, _MANY = 8, 8  # of a cluster; rows of one where there are many
 
 
 def split_mixes(
@@ -68,6 +71,12 @@ class HcMix(Op):
         inverse = np.float32(1) / np.sqrt(mean_square(flat) + np.float32(norm_eps))
         mixes = (flat.astype(np.float64) @ fn.T).astype(np.float32) * inverse[:, None]
         return split_mixes(mixes, scale, base, x.shape[1], iterations, eps)
+
+    def geometry(self) -> Geometry:
+        """A cluster of 8 CTAs for each row of a step, for each 8 rows of a prompt."""
+        rows = self.x.shape[0]
+        groups = rows if rows <= MAX_ROWS else -(-rows // _MANY)
+        return Geometry(_CTAS * groups, threads=32 * (self.fn.shape[0] + 1))
 
     def flops(self) -> int:
         """The projection."""

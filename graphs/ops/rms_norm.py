@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ultraflash.graphs.numerics import F32, rms_norm
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
 @dataclass(frozen=True)
@@ -25,3 +25,8 @@ class RmsNorm(Op):
     def reference(x: F32, weight: F32, eps: float) -> F32:
         """Mean of squares in float64, the rest in float32."""
         return rms_norm(x, weight, eps)
+
+    def geometry(self) -> Geometry:
+        """A CTA a row, two elements a thread where they are not too many."""
+        pairs = self.x.shape[-1] // 2
+        return Geometry(self.x.shape[0], threads=min(1024, -(-pairs // 32) * 32))

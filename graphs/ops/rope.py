@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, to_bf16
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
 def rotate(x: F32, cos: F32, sin: F32) -> F32:
@@ -47,3 +47,7 @@ class Rope(Op):
     def reference(x: F32, cos: F32, sin: F32, heads: int) -> F32:
         """float32 inside, rounded to bf16."""
         return rotate(x.reshape(len(x), heads, -1), cos, sin)
+
+    def geometry(self) -> Geometry:
+        """A CTA a head."""
+        return Geometry(self.y.shape[0], self.heads, threads=128)

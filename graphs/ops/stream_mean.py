@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, to_bf16
-from ultraflash.graphs.plan import Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,7 @@ class StreamMean(Op):
             total = total + x[:, i]
         mean = to_bf16(total / np.float32(x.shape[1]))
         return mean if before is None else np.concatenate([before, mean], axis=1)
+
+    def geometry(self) -> Geometry:
+        """Rows, and a thread for every two elements of one."""
+        return Geometry(self.y.shape[0], -(-self.y.shape[-1] // 512))

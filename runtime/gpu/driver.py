@@ -331,6 +331,13 @@ class Event:
         """Sleep until it has happened, without holding the interpreter lock."""
         check(cu.cuEventSynchronize(self.handle), "a copy", _LOST)
 
+    def record_in_graph(self, stream: Stream) -> None:
+        """Become a node of the graph that is being captured: it happens in every replay."""
+        flag = cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
+        check(
+            cu.cuEventRecordWithFlags(self.handle, stream.handle, flag), "recording an event node"
+        )
+
     def since(self, earlier: Event) -> float:
         """Milliseconds between two events that have happened."""
         return float(check(cu.cuEventElapsedTime(earlier.handle, self.handle), "timing"))

@@ -93,10 +93,15 @@ def inbox(world: int) -> Address:
     Raises:
         DeviceError: when the GPU has no room.
     """
-    size = _STAGES * world * CAPACITY * _WORD_BYTES
+    size = inbox_bytes(world)
     address = allocate(size, f"what {world} ranks exchange")
     fill(address, 0xFF, size)  # EMPTY
     return address
+
+
+def inbox_bytes(world: int) -> int:
+    """What `inbox` takes."""
+    return _STAGES * world * CAPACITY * _WORD_BYTES
 
 
 def pieces(op: Op) -> int:

@@ -21,6 +21,7 @@ from ultraflash.runtime.gpu.driver import (
     Pinned,
     allocate,
     download,
+    release,
     upload,
 )
 from ultraflash.runtime.gpu.exchange import pieces
@@ -83,8 +84,8 @@ class CudaRunner:
         """
         self.plan, self._backend, self._copy = plan, backend, copy
         self.arena = Arena.of(plan, keep_all=backend.keep_scratch)
-        base = allocate(self.arena.size, f"scratch of {plan.name}")
-        self._scratch = {p.name: base + p.offset for p in self.arena.places}
+        self._base = allocate(self.arena.size, f"scratch of {plan.name}")
+        self._scratch = {p.name: self._base + p.offset for p in self.arena.places}
         self._place_io(plan, shared)
         arch = backend.device.arch
         self._launches = []
@@ -128,6 +129,14 @@ class CudaRunner:
     def io_bytes(self) -> int:
         """What a step copies to the device and back."""
         return self._host_bytes + self._record_bytes
+
+    def close(self) -> None:
+        """Give scratch, io and graph back; the runner is of no use afterwards."""
+        if self._graph:
+            self._graph.close()
+        release(self._base)
+        release(self._io_base)
+        self.pinned.close()
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents, in the host's form.

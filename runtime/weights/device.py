@@ -68,7 +68,7 @@ def upload_weights(
     cache_dir: Path | None = None,
     part: Part = Part(),  # noqa: B008
 ) -> DeviceWeights:
-    """Verify the checkpoint and place one rank's part.
+    """Verify the checkpoint and place one rank's part of every weight.
 
     Raises:
         WeightsError: when the checkpoint does not fit the model, cannot be split or holds NaN

@@ -1,4 +1,4 @@
-"""Several ranks on GPUs: exchanges to the bit, the tiny model split, replays, one rank alone.
+"""The tiny model on two ranks: node by node, free, through the engine, and thousands of replays.
 
 Each test runs with ranks that share a GPU, and where there are two, with one on each. A rank that
 waits for ever would be a hang: `faulthandler` ends the run then and says where it was.
@@ -8,198 +8,36 @@ from __future__ import annotations
 
 import faulthandler
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from helpers.device import count, report, sized
+from helpers.device import count, report
 from helpers.device_group import (
-    APART,
     SHARED,
     Array,
-    Exchanges,
-    assert_same,
-    gather,
-    message,
-    open_bare,
+    forced,
     open_group,
-    poison,
-    put,
-    reduce,
-    why_not,
 )
-from helpers.device_rig import BLOCK, TINY, DeviceRig
+from helpers.device_rig import TINY, DeviceRig
 from helpers.rig import Rig
-from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.model import Model
-from ultraflash.graphs.ops.all_reduce import AllReduce
-from ultraflash.graphs.plan import Life, Plan, Ref
-from ultraflash.graphs.step import Build
+from ultraflash.graphs.plan import Life, Plan
 from ultraflash.runtime import Engine, Generation, RuntimeConfig, Sampling
-from ultraflash.runtime.config import prepare_cache_dir
+from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.step_io import Part, write_constants, write_step
+from ultraflash.runtime.weights.index import CheckpointIndex
+from ultraflash.runtime.weights.load import load_weights
 from ultraflash.runtime.weights.table import weight_table
 from ultraflash.tools.golden.free import judge_logits
 from ultraflash.tools.golden.limits import TIGHT
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200), pytest.mark.usefixtures("no_hang")]
 
 SILENCE_S = 40
-REPEATS = count("UF_GPU_EXCHANGES", 300, 20)
 REPLAYS = count("UF_GPU_GROUP_REPLAYS", 5000, 200)
-CHAIN = 200
-LAUNCHES = count("UF_GPU_CHAINS", 500, 50)  # of that many exchanges each
-
-
-@pytest.fixture(autouse=True)
-def no_hang() -> Iterator[None]:
-    faulthandler.dump_traceback_later(SILENCE_S, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
-
-
-@pytest.fixture(scope="module", params=[SHARED, APART])
-def where(request: pytest.FixtureRequest) -> str:
-    place: str = request.param
-    if reason := why_not(place, 2):
-        pytest.skip(reason)
-    return place
-
-
-# --- exchanges ---
-
-
-def lengths(world: int) -> Exchanges:
-    """Every way a message may lie: short, ragged, rows, large, in two pieces, and short again."""
-    return Exchanges.of(
-        [
-            reduce(0, 7, 5120, rounded=True),
-            reduce(1, 1, 1),
-            gather(2, world, 5, 33),
-            reduce(3, 3, 6, 32),
-            gather(4, world, 8, 16160),
-            reduce(5, 3, 200_001),
-            reduce(6, 1, 7, rounded=True),
-            gather(7, world, 2, 300_000),
-            gather(8, world, 1, 1),
-            reduce(9, 16, 5120, rounded=True),
-        ],
-        world,
-    )
-
-
-def test_exchanges_equal_their_references(where: str, rng: np.random.Generator) -> None:
-    """Fresh messages every time; node by node, then as one graph."""
-    exchange_all(open_bare(where, 2), lengths(2), rng, REPEATS // 10, where)
-
-
-def test_many_small_exchanges(where: str, rng: np.random.Generator) -> None:
-    ops = [reduce(n, 1 + n % 7, 64 + n, rounded=n % 2 == 0) for n in range(16)]
-    ops += [gather(n, 2, 1 + n % 5, 10 + n) for n in range(16, 24)]  # type: ignore[misc]
-    exchange_all(open_bare(where, 2), Exchanges.of(ops, 2), rng, REPEATS, where)
-
-
-@pytest.mark.parametrize("world", [3, 4, 8])
-def test_more_ranks_than_gpus(world: int, rng: np.random.Generator) -> None:
-    """Small messages: all CTAs of all ranks have to fit on one GPU."""
-    if reason := why_not(SHARED, world):
-        pytest.skip(reason)
-    ops = [reduce(0, 7, 512), gather(1, world, 3, 40), reduce(2, 2, 5, rounded=True)]
-    exchange_all(open_bare(SHARED, world), Exchanges.of(ops, world), rng, 40, f"world {world}")
-
-
-def exchange_all(
-    backend: Any, exchanges: Exchanges, rng: np.random.Generator, repeats: int, where: str
-) -> None:
-    plan, world = exchanges.plan, backend.world
-    runner = backend.compile(plan)
-    messages: list[Any] = [node.op for node in plan.nodes]
-    for repeat in range(repeats):
-        parts = {op.x.name: [message(rng, op.x.shape) for _ in range(world)] for op in messages}
-        want = exchanges.want(parts)
-        for op in messages:
-            poison(runner, op.y)
-            for rank in range(world):
-                put(runner, rank, op.x.name, parts[op.x.name][rank])
-        runner.run(slice(None) if repeat % 4 == 3 else None)
-        for op in messages:
-            for rank in range(world):
-                got = runner.read(op.y.name, rank)
-                assert_same(got, want[op.y.name], f"{op} on rank {rank}, repeat {repeat}")
-    report(f"exchanges on {where}: {repeats} x {len(messages)} equal on all {world} ranks")
-
-
-def test_what_is_no_number_arrives_as_no_number(where: str) -> None:
-    """The bits that mean 'nothing has arrived' may be sent, too: as another NaN."""
-    exchanges = Exchanges.of([reduce(0, 1, 8), gather(1, 2, 1, 8)], 2)
-    runner = open_bare(where, 2).compile(exchanges.plan)
-    bits = np.array([[0xFFFFFFFF, 0x7FFFFFFF, 0x7FC00000, 0xFFC00001, 0, 1, 2, 3]], np.uint32)
-    for name in ("x0", "x1"):
-        runner.write(name, bits.view(np.float32))
-    runner.run()
-    for rank in range(2):
-        assert np.isnan(runner.read("y0", rank)[0]).tolist() == [True] * 4 + [False] * 4
-        sent = runner.read("y1", rank).view(np.uint32).tolist()[0]
-        assert sent == [0x7FFFFFFF, *bits[0].tolist()[1:]] * 2
-
-
-# --- speed, and ranks that run ahead ---
-
-
-def chain(world: int, rows: int, columns: int) -> Plan:
-    """Sums of sums: each exchange sends what the one before it brought."""
-    refs = [Ref(f"v{n}", (rows, columns), "f32", Life.SCRATCH) for n in range(CHAIN + 1)]
-    ops = [AllReduce(refs[n], refs[n + 1], rounded=False) for n in range(CHAIN)]
-    return Exchanges.of(ops, world).plan
-
-
-def test_a_chain_of_sums(where: str, rng: np.random.Generator) -> None:
-    """Nobody waits for the host between launches, so ranks run as far apart as they can."""
-    backend = open_bare(where, 2)
-    for rows in (1, 7):
-        plan = chain(2, rows, 5120)
-        runner = backend.compile(plan)
-        parts = [rng.integers(-3, 4, (rows, 5120)).astype(np.float32) for _ in range(2)]
-        for rank in range(2):
-            put(runner, rank, "v0", parts[rank])
-        us = time_of(backend, runner, LAUNCHES)
-        total = parts[0].astype(np.float64) + parts[1]
-        for n in (1, 2, 100, CHAIN):
-            with np.errstate(over="ignore"):
-                want = (total * 2.0 ** (n - 1)).astype(np.float32)
-            for rank in range(2):
-                assert_same(runner.read(f"v{n}", rank), want, f"sum {n} on rank {rank}")
-        report(f"{LAUNCHES * CHAIN:,} x all_reduce of {rows}x5120 f32 on {where}: {us:.2f} us each")
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_one_rank_is_always_late(where: str, late: int, rng: np.random.Generator) -> None:
-    """It looks for what it gets 20 us after it has sent, so the other is as far ahead as can be."""
-    backend = open_bare(where, 2)
-    rank = backend.ranks[late]
-    rank.exchange = replace(rank.exchange, hop_ns=20_000)
-    exchange_all(backend, lengths(2), rng, sized(10, 2), f"{where}, rank {late} late")
-
-
-def time_of(backend: Any, runner: Any, launches: int = 50) -> float:
-    """Microseconds of an exchange: the median of launches that follow each other."""
-    from ultraflash.runtime.gpu.driver import Event
-
-    events = [Event() for _ in range(launches + 1)]
-    runner.run()
-    for event in events:
-        event.record(backend.stream)
-        runner.launch()
-    backend.stream.wait()
-    pairs = zip(events[1:], events, strict=False)
-    return 1e3 / CHAIN * float(np.median([late.since(early) for late, early in pairs]))
-
-
-# --- the tiny model on two ranks ---
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +71,26 @@ def test_logits_agree_with_the_interpreter_s_ranks(rig: DeviceRig, where: str) -
     verdict = judge_logits(got, want, TIGHT.logits, TIGHT)
     assert verdict.ok, verdict.note
     report(f"tiny model, world 2 on {where}: logits of 100 tokens {verdict.note}")
+
+
+def test_every_node_on_every_rank(rig: DeviceRig, where: str) -> None:
+    """Each starts from the interpreter's values, so that an error has nowhere to hide."""
+    ids = ids_of(50)
+    numpy = NumpyBackend(load_weights(CheckpointIndex.open(TINY), rig.model, 2), 2)
+    for start, rows in ((0, 44), (44, 6)):
+        plan = build_decode(rig.build, rows, 1)
+        ours = numpy.compile(plan)
+        write_constants(ours)
+        write_step(ours, [Part(4, start, ids[start : start + rows])])
+        if not start:
+            ours.run()
+    theirs: Any = rig.runner("decode", 6)
+    write_step(theirs, [Part(4, 44, ids[44:])])
+    found = list(forced(plan, ours, theirs))
+    wrong = [f"rank {rank}: {d}" for rank, d in found if d.verdict == "DIFFERS"]
+    assert not wrong, f"{len(wrong)} of {len(found)} buffers\n" + "\n".join(wrong[:20])
+    same = sum(d.verdict == "same" for _, d in found)
+    report(f"forced nodes, world 2 on {where}: {len(found)} buffers, {same} equal to the bit")
 
 
 def replicated(plan: Plan, model: Model) -> list[str]:
@@ -318,83 +176,3 @@ def test_replays(rig: DeviceRig, where: str, rows: int) -> None:
             assert runner.read("head.logits_all", rank).tobytes() == first, f"after {done}"
     each = 1e6 * (time.perf_counter() - started) / REPLAYS
     report(f"{REPLAYS} replays of {rows} rows at world 2 on {where}: {each:.0f} us each, no change")
-
-
-# --- one rank alone ---
-
-
-@pytest.fixture(scope="module")
-def device() -> Any:
-    if reason := why_not(SHARED, 1):
-        pytest.skip(reason)
-    from ultraflash.runtime.gpu.driver import Device
-
-    return Device.open(0)
-
-
-def emulated(device: Any, weights: Any, world: int, rank: int, hop_us: float) -> Any:
-    from ultraflash.runtime.gpu.backend import CudaBackend
-
-    cache = prepare_cache_dir(RuntimeConfig.from_env())
-    return CudaBackend.emulated(
-        device, weights, cache, world=world, rank=rank, hop_us=hop_us, keep_scratch=True
-    )
-
-
-@pytest.mark.parametrize(("world", "rank"), [(2, 1), (4, 0), (8, 5)])
-def test_a_rank_alone_gets_its_own_parts_back(
-    device: Any, world: int, rank: int, rng: np.random.Generator
-) -> None:
-    """World times the same message: the same traffic, and nothing that could be mistaken."""
-    exchanges = lengths(world)
-    runner = emulated(device, None, world, rank, 0.0).compile(exchanges.plan)
-    messages: list[Any] = [node.op for node in exchanges.plan.nodes]
-    for _ in range(sized(10, 2)):
-        parts = {op.x.name: [message(rng, op.x.shape)] * world for op in messages}
-        want = exchanges.want(parts)
-        for op in messages:
-            runner.poison(op.y)
-            runner.write(op.x.name, parts[op.x.name][0])
-        runner.run()
-        for op in messages:
-            assert_same(runner.read(op.y.name), want[op.y.name], str(op))
-
-
-@pytest.mark.parametrize("world", [2, 4, 8])
-def test_a_hop_takes_its_time(device: Any, world: int) -> None:
-    """Looped back, an exchange takes `hop_us` longer than without a hop, within a quarter."""
-    us = {}
-    for hop in (0.0, 1.0, 2.0, 5.0):
-        backend = emulated(device, None, world, 0, hop)
-        runner = backend.compile(chain(world, 7, 5120))
-        us[hop] = time_of(backend, runner)
-    report(
-        f"looped back, world {world}, 7x5120 f32: "
-        + ", ".join(f"hop {hop:g} us: {took:.2f} us" for hop, took in us.items())
-    )
-    for hop in (1.0, 2.0, 5.0):
-        assert 0.75 * hop <= us[hop] - us[0.0] <= 1.25 * hop + 0.5, us
-
-
-def test_a_rank_alone_runs_the_model_s_plans(device: Any) -> None:
-    """With weights of its part; what it computes means nothing, and it takes no hang to do so."""
-    from ultraflash.runtime.gpu.uploader import Uploader
-    from ultraflash.runtime.weights.device import upload_weights
-    from ultraflash.runtime.weights.index import CheckpointIndex
-    from ultraflash.runtime.weights.part import Part as Share
-
-    model, index = Model.from_checkpoint(TINY), CheckpointIndex.open(TINY)
-    cache = prepare_cache_dir(RuntimeConfig.from_env())
-    with Uploader(device, cache) as uploader:
-        weights = upload_weights(index, model, uploader.place, None, cache, Share(2, 1))
-    backend = emulated(device, weights, 2, 1, 2.0)
-    plan = build_decode(Build(model, Capacity(3, 128), 2, BLOCK), 4, 1)
-    runner = backend.compile(plan)
-    write_constants(runner)
-    write_step(runner, [Part(1, 0, [3, 4, 5, 6])])
-    runner.run()
-    part, whole = runner.read("head.logits"), runner.read("head.logits_all")
-    assert_same(whole, np.concatenate([part, part], axis=1), "gathered logits")
-    for _ in range(sized(200, 20)):
-        runner.run()
-    assert_same(runner.read("head.logits_all"), whole, "a later step's logits")

@@ -1,8 +1,8 @@
 """A hundred thousand replays of one graph: no hang, no leak, no drift.
 
 A session decodes as the engine lets it, a hundred steps behind its prompt, and then the same again:
-every round has to say what the first one said. UF_GPU_REPLAYS sets how many steps there are of each width. What the
-host needs between two graphs is printed.
+every round has to say what the first one said. UF_GPU_REPLAYS sets how many steps there are of each
+width. What the host needs between two graphs is printed.
 """
 
 from __future__ import annotations

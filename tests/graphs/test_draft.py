@@ -176,7 +176,7 @@ def test_neighbours_and_idle_rows_do_not_change_a_block(draw: Draw) -> None:
     r.prefill(0, IDS[:start])
     (want,) = forced(r, [part], [2], [7])
     q = r.drawn_from(0)
-    other = Part(2, 20, OTHER[20:23], replace(SAMPLED, temperature=2.0, seed=5))
+    other = Part(2, 20, OTHER[20:23], SAMPLED._replace(temperature=2.0, seed=5))
     third = Part(1, 50, OTHER[50:51])
     for number, parts in enumerate(([other, part], [part, other], [third, part, other])):
         r.prefill(2, OTHER[:20])
@@ -292,7 +292,7 @@ def test_sampled_drafts_come_from_q_at_their_positions(block: int, seed: int) ->
 @every_block
 def test_nothing_behind_a_draft_decides_about_it(block: int) -> None:
     """c_i and the logits of draft i depend on drafts before i alone: the width rule rests on it."""
-    runs = [replayed(rig(block), replace(SAMPLED, seed=seed, temperature=2.0)) for seed in range(5)]
+    runs = [replayed(rig(block), SAMPLED._replace(seed=seed, temperature=2.0)) for seed in range(5)]
     compared = 0
     for (a, logits_a), (b, logits_b) in pairwise(runs):
         same = next((i for i in range(block) if a.drafts[i] != b.drafts[i]), block)

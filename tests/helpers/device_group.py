@@ -4,7 +4,7 @@ peer access.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ultraflash.graphs.plan import Life, Node, Op, Plan, Ref
 from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.part import Part
+from ultraflash.tools.diff_plan import Difference, difference
 
 Array = npt.NDArray[Any]
 APART, SHARED = "a GPU each", "one GPU"
@@ -72,6 +73,33 @@ def put(runner: Any, rank: int, name: str, value: Array) -> None:
     """A buffer of one rank alone."""
     one = slice(rank, rank + 1)
     runner._backend.each(lambda _: runner._runners[rank].write(name, value), one)
+
+
+def forced(plan: Plan, ours: Any, theirs: Any) -> Iterator[tuple[int, Difference]]:
+    """Node by node, every rank starting from what the interpreter's same rank has: what each rank
+    of the device (`theirs`) wrote, compared with the interpreter's (`ours`).
+    """
+    for number, node in enumerate(plan.nodes):
+        for rank in range(plan.world):
+            for ref in node.op.reads():
+                if ref.life is Life.STATE:
+                    _put_state(theirs, rank, ref, ours.read(ref.name, rank))
+                elif ref.life is not Life.WEIGHT:
+                    put(theirs, rank, ref.name, ours.read(ref.name, rank))
+        for ref in node.op.writes():
+            if ref.life is Life.SCRATCH and ref not in node.op.reads():
+                poison(theirs, ref)
+        for runner in (ours, theirs):
+            runner.run(slice(number, number + 1))
+        for ref in node.op.writes():
+            for rank in range(plan.world):
+                got, want = (runner.read(ref.name, rank) for runner in (theirs, ours))
+                yield rank, difference(number, node.label, ref, got, want)
+
+
+def _put_state(runner: Any, rank: int, ref: Ref, value: Array) -> None:
+    one = slice(rank, rank + 1)
+    runner._backend.each(lambda _: runner._runners[rank].write_state(ref, value), one)
 
 
 def poison(runner: Any, ref: Ref) -> None:

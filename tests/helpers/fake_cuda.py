@@ -316,6 +316,11 @@ class FakeCuda:
         event.happen()
         return (OK,)
 
+    def cuEventRecordWithFlags(self, event: Moment, stream: Any, flag: Any) -> tuple[Any, ...]:
+        assert flag == real.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
+        assert self._capture is not None, "such an event belongs into a graph"
+        return self._queue(stream, lambda: setattr(event, "at", time.perf_counter()))
+
     def cuEventElapsedTime(self, start: Moment, end: Moment) -> tuple[Any, ...]:
         return OK, 1e3 * (end.at - start.at)
 

@@ -23,13 +23,16 @@ pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 
 # 64 registers let 1,024 threads live on an SM. Verification and drawing run one CTA a sequence:
 # nothing stands beside it whose place it could take. A CTA of `linear` fills an SM's shared memory
-# with operands under way, so that its registers are no one else's.
-REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "linear": 255}
+# with operands under way, so that its registers are no one else's. The threads of a mix hold sums
+# of eight rows; a CTA of 800 has an SM to itself.
+REGISTERS = 64
+REGISTERS_OF = {"accept": 96, "draft_sample": 96, "linear": 255, "hc_mix": 80}
 # Exchanges wait for other GPUs with few CTAs, whose loads should all be under way at once.
 REGISTERS_OF |= {"all_reduce": 112, "all_gather": 112}
 STATIC_SHARED = 48 << 10
 SHARED = 227 << 10  # of one CTA, static and dynamic, on all three architectures
 GRID_Y = 65_535
+CHUNKS = (16, 128, 1024, 4096)  # rows of prompts that graphs are captured for
 
 
 def served(model: Model) -> Iterator[Plan]:
@@ -37,7 +40,7 @@ def served(model: Model) -> Iterator[Plan]:
     whole = Build(model, Capacity(3, model.max_position), block=model.draft_block)
     split = Build(model, Capacity(3, model.max_position), world=2, block=model.draft_block)
     for mode in ("full", "ced20", "ced21"):
-        yield from Served(sequences=(1, 2), prefill=mode).plans(whole)
+        yield from Served(sequences=(1, 2), prefill=mode, chunks=CHUNKS).plans(whole)
     yield from Served(rows=(8,)).plans(split)
     yield from Served(rows=(1,)).plans(Build(model, Capacity(1, 64), block=0))
 

@@ -60,6 +60,11 @@ def test_arguments_win_and_none_means_not_given(monkeypatch: pytest.MonkeyPatch)
     [
         ("UF_BACKEND", "gpu", "UF_BACKEND=gpu is malformed: expected one of auto, numpy, cuda"),
         ("UF_CHECK", "yes", "UF_CHECK=yes is malformed: expected 0 or 1"),
+        (
+            "UF_PREFILL_CHUNKS",
+            "16;128",
+            "UF_PREFILL_CHUNKS=16;128 is malformed: expected row counts like 16,128",
+        ),
         ("UF_STORE_BYTES", "1e9", "UF_STORE_BYTES=1e9 is malformed: expected a whole number"),
         (
             "UF_DUMP",

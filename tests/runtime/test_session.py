@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ultraflash.runtime.plans import Result
 from ultraflash.runtime.request import Generation
 from ultraflash.runtime.session import Session
 
@@ -52,6 +53,25 @@ def test_what_counts_when_a_stop_came_among_accepted_drafts() -> None:
     assert s.emit([8, EOS, 9, 10]) == ((8,), "stop")
     assert s.ids[20:] == [5, 6, 8]
     assert (s.done, s.known) == (24, 23)
+
+
+def test_whether_the_next_step_is_like_this_one() -> None:
+    """Not if the answer ends, nor if EOS becomes possible, nor if drafts would not fit."""
+
+    def goes_on(token: int, accepted: int = 0, drafts: int = 0, **how: int) -> bool:
+        s = session(**how)
+        s.emit([200, 201])
+        s.drafts = (7,) * drafts
+        return s.goes_on(Result(accepted, token, s.drafts, ()))
+
+    assert goes_on(5)
+    assert not goes_on(EOS)
+    assert goes_on(5, max_tokens=4)
+    assert not goes_on(5, max_tokens=3)
+    assert goes_on(5, accepted=1, drafts=2, max_tokens=7)
+    assert not goes_on(5, accepted=1, drafts=2, max_tokens=6)
+    assert not goes_on(5, min_tokens=3)
+    assert goes_on(5, min_tokens=2)
 
 
 def test_the_last_token_of_a_cut_answer_was_never_processed() -> None:

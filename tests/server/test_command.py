@@ -69,6 +69,7 @@ def test_port_in_use() -> None:
         (["--gpus", "0,1,2"], "world 3 does not divide"),
         (["--gpus", "0,one"], "UF_GPUS=0,one is malformed: expected GPU numbers like 0 or 0,1"),
         (["--max-sequences", "0"], "max-sequences (UF_MAX_SEQUENCES) must be at least 1"),
+        (["--weights", "synthetic"], "--weights synthetic is for benchmarks"),
         (["--max-sequences", "9"], "max_sequences 9 is more than the 8 rows"),
     ],
 )

@@ -60,7 +60,7 @@ def group(cuda: FakeCuda, opened: Callable[..., Backend]) -> GroupBackend:
     cuda.gpus = TWO
     backend = opened()
     assert isinstance(backend, GroupBackend)
-    cuda.launches.clear()  # of layouts
+    cuda.launches.clear()  # of loading
     return backend
 
 
@@ -329,7 +329,7 @@ def alone(cuda: FakeCuda, kernel_cache: Path) -> CudaBackend:
     device, share = Device.open(), Share(2, 1)
     with Uploader(device, kernel_cache) as uploader:
         weights = upload_weights(index, model, uploader.place, None, kernel_cache, share)
-    cuda.launches.clear()  # of layouts
+    cuda.launches.clear()  # of loading
     return CudaBackend.emulated(device, weights, kernel_cache, world=2, rank=1, hop_us=1.5)
 
 

@@ -1,0 +1,12 @@
+// Several neighbouring elements at once; addresses are multiples of what is loaded.
+#include <uf/types.cuh>
+
+UF_DEVICE float2 pair_of(u32 bits) { return make_float2(from_bits(bits << 16), from_bits(bits & 0xFFFF0000u)); }
+
+UF_DEVICE float2 load2(const bf16* p, i64 i) { return pair_of(*(const u32*)(p + i)); }
+UF_DEVICE float2 load2(const float* p, i64 i) { return *(const float2*)(p + i); }
+UF_DEVICE void store2(bf16* p, i64 i, float2 x) { *(u32*)(p + i) = bf16_bits(x.x) | (u32)bf16_bits(x.y) << 16; }
+UF_DEVICE void store2(float* p, i64 i, float2 x) { *(float2*)(p + i) = x; }
+
+UF_DEVICE float2 operator*(float s, float2 x) { return make_float2(s * x.x, s * x.y); }
+UF_DEVICE float2 operator+(float2 x, float2 y) { return make_float2(x.x + y.x, x.y + y.y); }
