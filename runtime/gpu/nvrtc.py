@@ -70,7 +70,7 @@ class Unit:
 
     @classmethod
     def of(cls, op: Op) -> Unit:
-        """The kernel of an operation; types and its variant are compiled in, the rest are arguments."""
+        """The kernel of an operation: types and variant are compiled in, the rest is arguments."""
         return cls(op.stem(), struct_text(op))
 
     @property
