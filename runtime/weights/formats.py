@@ -87,9 +87,11 @@ def decode_e8m0(scales: U8, name: str = "tensor") -> F32:
     return E8M0[scales]
 
 
-def check_scales(scales: U8, name: str, first_row: int = 0, largest: int = NAN_SCALE - 1) -> None:
-    """Refuse NaN scale bytes and what is above `largest`; `first_row` is added to the reported
-    index.
+def check_scales(
+    scales: U8, name: str, first: tuple[int, ...] = (0, 0), largest: int = NAN_SCALE - 1
+) -> None:
+    """Refuse NaN scale bytes and what is above `largest`; `first` is where these begin in the
+    tensor of that name.
 
     Raises:
         WeightsError: naming the tensor, where the first one is, and how many there are.
@@ -98,7 +100,7 @@ def check_scales(scales: U8, name: str, first_row: int = 0, largest: int = NAN_S
     if scales.size and scales.max() > largest:
         bad = np.argwhere(scales > largest)
         byte = int(scales[tuple(bad[0])])
-        at = [int(bad[0][0]) + first_row, *(int(i) for i in bad[0][1:])]
+        at = [int(i) + start for i, start in zip(bad[0], first, strict=True)]
         raise WeightsError(
             f"{name} holds the {'NaN ' if byte == NAN_SCALE else ''}scale byte {byte} at {at} "
             f"({len(bad)} in all), the limit is {largest}: the file is damaged, fetch this shard "

@@ -124,7 +124,7 @@ def test_a_scale_that_kernels_cannot_multiply_by_is_named() -> None:
     check_scales(scales, "w")
     where = r"w holds the scale byte 193 at \[8, 2\] \(1 in all\), the limit is 192"
     with pytest.raises(WeightsError, match=where):
-        check_scales(scales, "w", 5, largest=FP4_LARGEST_SCALE)
+        check_scales(scales, "w", (5, 0), largest=FP4_LARGEST_SCALE)
 
 
 @pytest.mark.parametrize(
