@@ -1,8 +1,12 @@
-"""Operations at their full size on the device: weights are made there and never leave it."""
+"""Operations at their full size on the device: weights are made there and never leave it.
+
+They are made in the checkpoint's own form, which products are recomputed from, and laid out for
+kernels beside it (runtime/weights/layout.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import log2, prod
@@ -22,6 +26,7 @@ from helpers.formats import bf16
 from ultraflash.graphs.numerics import q8_decode
 from ultraflash.graphs.ops.swiglu import swiglu
 from ultraflash.graphs.plan import Life, Ref
+from ultraflash.runtime.weights.layout import Fp4Scales, Relayout, layout_of, scales_layout_of
 
 Array = npt.NDArray[Any]
 _RMS = {"fp8": 150, "fp4": 3}  # of codes alone
@@ -54,13 +59,14 @@ class Full:
     ops: CudaOps
     op: Any
     seed: str
-    raw: dict[str, tuple[int, ...]]  # field -> addresses
+    raw: dict[str, tuple[int, ...]]  # field -> addresses of a weight as a checkpoint stores it
+    laid: dict[str, tuple[int, ...]]  # and as kernels read it
 
     def runner(self, op: Any) -> Any:
         """The operation (or it with another output type) over these weights."""
         from ultraflash.runtime.gpu.backend import CudaBackend
 
-        placed = {getattr(op, field).name: at for field, at in self.raw.items()}
+        placed = {getattr(op, field).name: at for field, at in self.laid.items()}
         weights: Any = SimpleNamespace(addresses=lambda ref: placed[ref.name])
         backend = CudaBackend(self.ops.device, weights, self.ops._cache, keep_scratch=True)
         return backend.compile(single(op))
@@ -91,20 +97,53 @@ def full(ops: CudaOps, case: Case) -> Iterator[Full]:
     from ultraflash.runtime.gpu.driver import allocate, release
 
     held: list[int] = []
+
+    def room(size: int) -> int:
+        held.append(allocate(size, f"a weight of {case.name}"))
+        return held[-1]
+
     raw: dict[str, tuple[int, ...]] = {}
+    laid: dict[str, tuple[int, ...]] = {}
     try:
         for field, ref in case.op.refs:
             if ref.life is not Life.WEIGHT:
                 continue
-            start = len(held)
+            parts = []
             for part, (count, recipe) in enumerate(weight_recipes(ref)):
-                held.append(allocate(count * np.dtype(recipe.dtype).itemsize, f"{ref} under test"))
-                fill(held[-1], count, recipe, seed_of(f"{case.name} {field} {part}"))
-            raw[field] = tuple(held[start:])
-        yield Full(ops, case.op, case.name, raw)
+                parts.append(room(count * np.dtype(recipe.dtype).itemsize))
+                fill(parts[-1], count, recipe, seed_of(f"{case.name} {field} {part}"))
+            raw[field] = tuple(parts)
+            layouts = layout_of(ref.name, ref.dtype), scales_layout_of(ref.dtype)
+            laid[field] = tuple(
+                _lay_out(ops, layout, at, ref.shape, room) if layout else at
+                for at, layout in zip(parts, layouts, strict=False)
+            )
+        yield Full(ops, case.op, case.name, raw, laid)
     finally:
         for address in held:
             release(address)
+
+
+def _lay_out(
+    ops: CudaOps, layout: type[Relayout], address: int, shape: tuple[int, ...],
+    room: Callable[[int], int],
+) -> int:  # fmt: skip
+    """What the kernel of a layout makes of each matrix of a stack."""
+    from ultraflash.runtime.gpu import args
+    from ultraflash.runtime.gpu.driver import Function, Stream
+    from ultraflash.runtime.gpu.nvrtc import Unit, compile_unit
+
+    columns = shape[-1] // (32 if layout is Fp4Scales else 1)
+    op, count = layout.of(shape[-2], columns), prod(shape[:-2])
+    out, unit, launch = room(count * op.y.nbytes), Unit.of(op), op.launch(ops.device.arch)
+    cubin = compile_unit(unit, ops.device.arch, ops._cache).cubin
+    function, stream = Function(cubin, unit.entry), Stream()
+    for number in range(count):
+        places = {op.x: (address + number * op.x.nbytes,), op.y: (out + number * op.y.nbytes,)}
+        packed = args.pack(op, places.__getitem__)
+        stream.launch(function, launch.grid, launch.block, launch.shared, packed)
+    stream.wait()
+    return out
 
 
 def _activations(dtype: str) -> Recipe:
