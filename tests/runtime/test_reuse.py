@@ -9,50 +9,42 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers import device
 from helpers.desk import some_ids
 from helpers.forced import ForcedDrafts, Text
 from helpers.points import ASSISTANT, EOS, USER, Rules
-from ultraflash.runtime import Engine, Generation, RequestError, RuntimeConfig, Sampling, Step
-from ultraflash.runtime import resume as rules
+from helpers.reuse import (
+    BOS,
+    EVERY,
+    GREEDY,
+    OFTEN,
+    SYSTEM,
+    THINK,
+    THINK_END,
+    Turn,
+    ask,
+    end_turn,
+    lengths,
+    open_engine,
+    render,
+    run,
+    without_store,
+)
+from ultraflash.runtime import Engine, Generation, RequestError, Sampling
 from ultraflash.runtime.content import image_digest
 from ultraflash.runtime.request import ImageSpan
-from ultraflash.runtime.resume import ALL_LAYERS, Kind, Run
 from ultraflash.runtime.reuse import Reuse
 from ultraflash.runtime.session import Session
-from ultraflash.runtime.step_io import Part
 from ultraflash.runtime.store import Hit, LocalStore, Role
 
-BOS, SYSTEM, THINK, THINK_END, IMAGE = 0, 486, 493, 494, 511
-EVERY, WINDOW, TAIL = 32, 16, 24
-OFTEN = frozenset(range(3, 480, 4))  # stop ids that come soon
-GREEDY, DRAWN = Sampling(0.0), Sampling(1.0, top_p=0.95, seed=11)
-
-
-def open_engine(folder: Path, backend: str, **settings: Any) -> Engine:
-    # Fixed widths: what is proposed, and so compared, must not depend on measured times.
-    defaults = {"max_seq": 512, "max_sequences": 3, "segment_tokens": EVERY, "width": "all"}
-    return Engine.open(RuntimeConfig(cache_dir=folder, backend=backend, **{**defaults, **settings}))
-
-
-@pytest.fixture(
-    scope="module", params=["numpy", pytest.param(device.BACKEND, id="gpu", marks=pytest.mark.gpu)]
-)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of all engines: compiled kernels are shared."""
-    return tmp_path_factory.mktemp("cache")
+IMAGE, WINDOW, TAIL = 511, 16, 24
+DRAWN = Sampling(1.0, top_p=0.95, seed=11)
 
 
 @pytest.fixture(scope="module")
@@ -71,98 +63,7 @@ def engine(opened: Engine) -> Iterator[Engine]:
     opened.close()
 
 
-@dataclass
-class Answer:
-    tokens: list[int] = field(default_factory=list)
-    drafts: list[tuple[int, ...]] = field(default_factory=list)  # all proposals, in order
-    last: Step | None = None
-
-    @property
-    def cached(self) -> int:
-        assert self.last is not None
-        return self.last.cached_tokens
-
-    @property
-    def finish(self) -> str:
-        assert self.last is not None
-        return str(self.last.finish)
-
-    @property
-    def said(self) -> tuple[Any, ...]:
-        """Everything that reuse must not change."""
-        assert self.last is not None
-        return self.tokens, self.drafts, self.finish, self.last.prompt_tokens
-
-
-def run(engine: Engine, *requests: Generation) -> list[Answer]:
-    """The answers of requests that run side by side."""
-    answers = {str(number): Answer() for number in range(len(requests))}
-    for key, request in zip(answers, requests, strict=True):
-        engine._queue.append((key, request))  # past the door, which refuses pictures
-    while engine.has_work:
-        steps = engine.step()
-        proposals = {s.key: tuple(s.drafts) for s in engine._live() if s.answering}
-        for step in steps:
-            answer = answers[step.key]
-            answer.tokens += step.tokens
-            answer.last = step
-            if step.key in proposals:
-                answer.drafts.append(proposals[step.key])
-    return list(answers.values())
-
-
-def ask(engine: Engine, ids: Sequence[int], max_tokens: int = 6, **how: Any) -> Answer:
-    how = {"sampling": GREEDY, **how}
-    return run(engine, Generation(tuple(ids), max_tokens, **how))[0]
-
-
-def without_store(engine: Engine, ids: Sequence[int], max_tokens: int = 6, **how: Any) -> Answer:
-    kept = engine.store
-    engine.use_store(None)
-    try:
-        answer = ask(engine, ids, max_tokens, **how)
-    finally:
-        engine.use_store(kept)
-    assert answer.cached == 0
-    return answer
-
-
-def lengths(engine: Engine, role: Role) -> list[int]:
-    engine._reuse.settle(10)  # a device takes a moment
-    store = engine.store
-    assert isinstance(store, LocalStore)
-    points = [entry.point for entry in store._entries.values()]
-    return sorted(point.length for point in points if role in point.role)
-
-
-# --- a conversation, rendered as the model's template does ---
-
-
-@dataclass
-class Turn:
-    user: list[int]
-    thinking: bool
-    reasoning: list[int] = field(default_factory=list)
-    content: list[int] = field(default_factory=list)
-
-
-def render(turns: Sequence[Turn], tools: bool, system: Sequence[int] = ()) -> list[int]:
-    """With tools all reasoning stays in the prompt; without, that of earlier turns is dropped."""
-    ids = [BOS, SYSTEM, *system]
-    for number, turn in enumerate(turns):
-        ids += [USER, *turn.user, ASSISTANT]
-        last = number == len(turns) - 1
-        ids.append(THINK if turn.thinking and (last or tools) else THINK_END)
-        if not last:
-            kept = [*turn.reasoning, THINK_END] if turn.thinking and tools else []
-            ids += [*kept, *turn.content, EOS]
-    return ids
-
-
-def end_turn(turn: Turn, answer: Answer) -> None:
-    """What the client keeps of an answer: reasoning and content, if the model thought."""
-    half = len(answer.tokens) // 2 if turn.thinking else 0
-    turn.reasoning, turn.content = answer.tokens[:half], answer.tokens[half:]
+# --- a conversation of several turns ---
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
@@ -424,85 +325,3 @@ def test_salts_keep_tenants_apart(engine: Engine) -> None:
     assert ask(engine, ids, salt="b").cached == 0
     assert ask(engine, ids).cached == 0
     assert ask(engine, ids, salt="a").cached == len(ids) - 2
-
-
-# --- prefill that skips the decoder ---
-
-
-@pytest.fixture(scope="module", params=["ced20", "ced21"])
-def ced(request: pytest.FixtureRequest, folder: Path, backend: str) -> Engine:
-    return open_engine(folder, backend, prefill=request.param, tail=TAIL, max_sequences=1)
-
-
-def test_ced_resumes_from_encoder_points(ced: Engine) -> None:
-    """The encoder goes on where it was, the replay is the same: as if nothing had been stored."""
-    ced.use_store(LocalStore(1 << 26))
-    ids = some_ids(60, 150)
-    ask(ced, ids)
-    store = ced.store
-    assert isinstance(store, LocalStore)
-    kinds = {e.point.length: e.point.kind for e in store._entries.values()}
-    assert kinds == {
-        **dict.fromkeys([32, 64, 96, 128], Kind.ENCODER),
-        155: Kind.FULL,  # the end of the answer
-    }
-    for n in (32, 64, 128):
-        for suffix in (TAIL - 1, TAIL):
-            branch = [*ids[: n + 2], *some_ids(n, suffix - 2)]
-            answer = ask(ced, branch, 3)
-            # Too short a suffix for a replay: from the point before.
-            assert answer.cached == (n if suffix >= TAIL else n - EVERY)
-            assert answer.said == without_store(ced, branch, 3).said
-
-
-def test_ced_takes_a_full_point_before_the_header(
-    ced: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tail is a window and a header long, so a whole window ends before the header."""
-    ced.use_store(LocalStore(1 << 26))
-    ids = [BOS, USER, *some_ids(61, 70), ASSISTANT, THINK_END]
-    first = ask(ced, ids, 1)
-    assert first.said == without_store(ced, ids, 1).said
-    header = len(ids) - 2
-    store = ced.store
-    assert isinstance(store, LocalStore)
-    kinds = {e.point.length: e.point.kind for e in store._entries.values()}
-    assert kinds[header] is Kind.FULL
-    # Behind a full point a long suffix is run as CED: equal to CED of the whole prompt.
-    monkeypatch.setattr(rules, "LONGEST_FULL", 39)
-    follow = [*ids, *some_ids(62, 38)]
-    answer = ask(ced, follow, 4)
-    assert answer.cached == header
-    assert answer.said == without_store(ced, follow, 4).said
-
-
-def test_ced_runs_a_short_suffix_through_all_layers(
-    ced: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a conversation that never stopped would: its state is that of going on row by row."""
-    ced.use_store(LocalStore(1 << 26))
-    ids = [BOS, USER, *some_ids(63, 50), ASSISTANT, THINK_END]
-    suffix = [EOS, *some_ids(64, 17)]
-    runs: list[Run] = []
-    answer = ask(ced, ids, 30, stop_ids=OFTEN)
-    assert answer.finish == "stop"
-    start = len(ids) + len(answer.tokens)
-    slot = ced._free[-1]  # it still holds the conversation that the engine has forgotten
-    for at, token in enumerate(suffix, start):
-        ced._plans.decode([Part(slot, at, [token])])
-    length = start + len(suffix)
-    want = ced._layout.export_point(ced._backend, slot, length, Kind.FULL)
-    begin = ced._reuse.start
-
-    def watched(session: Session) -> Run:
-        runs.append(begin(session))
-        return runs[-1]
-
-    monkeypatch.setattr(ced._reuse, "start", watched)
-    again = ask(ced, [*ids, *answer.tokens, *suffix], 1)
-    assert runs == [ALL_LAYERS]
-    assert again.cached == start
-    store = ced.store
-    assert isinstance(store, LocalStore)
-    (point,) = [e.point for e in store._entries.values() if e.point.length == length]
-    assert point.data == want
