@@ -131,7 +131,7 @@ def _few(rows: int, w: Ref, groups: int) -> _Spread:
         return _cover(_cover(tiles, m) * y, _CTAS) * (m + _EXTRA)
 
     def fits(m: int) -> bool:
-        """Sums of all warps into registers, operands into shared memory, a group of w into tiles."""
+        """Sums into registers, operands into shared memory, a group of `w` into tiles."""
         whole = groups == 1 or tiles // groups % m == 0
         return whole and m * n_tiles * parts <= 64 and shared(m, 2) <= _SHARED
 
