@@ -172,6 +172,12 @@ class Op:
         first = next(ref for _, ref in self.refs)
         return Geometry(first.shape[0])
 
+    def variant(self) -> dict[str, int]:
+        """What the kernel is compiled for besides its buffers' types, from shapes alone; the source
+        sees `UF_{name}`.
+        """
+        return {}
+
     def flops(self) -> int:
         """Multiply-adds times two; 0 for operations that only move data."""
         return 0

@@ -1,5 +1,5 @@
 """Matrix products: every linear of the model is this one contract (model.md 3.2, architecture.md
-4).
+4). On a device `w` lies in tiles of 16 columns of y by 32 of K (runtime/weights/layout.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,16 @@ import numpy as np
 from ultraflash.graphs.numerics import F32, F64, round_bf16
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
+_CTAS = 132  # that run at once on an H200, one on each SM
+_SHARED = 200 << 10  # bytes of a CTA, of 227 that there are
+_PIECES = {"fp8": 1, "bf16": 2}  # of 16 bytes that a lane has of a tile
+_WIDE_CTAS = 40  # of the kernel for many rows: fewer leave most of a GPU idle
+# Of the kernel for few rows:
+_UNDER_WAY = 20  # tiles along K
+_AT_ONCE = 5  # tiles whose products a warp mixes
+_EXTRA = 0.3  # what a group of tiles costs beside its tiles, in tiles
+_AHEAD = 2  # stages of weights that are asked for before earlier kernels are done
+
 
 @dataclass(frozen=True)
 class Linear(Op):
@@ -22,8 +32,8 @@ class Linear(Op):
     `AllReduce`.
 
     Shapes:
-        x: [T, G*K] bf16 (already through Q8 where w is fp8); w: [N, K] fp8 | bf16 | f32; y: [T, N]
-        bf16 | f32.
+        x: [T, G*K] bf16 (already through Q8 where w is fp8); w: [N, K] fp8 | bf16, K a multiple of
+        32, N of 32 G where G is above 1; y: [T, N] bf16 | f32.
     """
 
     x: Ref
@@ -45,9 +55,96 @@ class Linear(Op):
         return round_bf16(total) if rounded else total.astype(np.float32)
 
     def geometry(self) -> Geometry:
-        """A warp a column."""
-        return Geometry(-(-self.w.shape[0] // 4), threads=128)
+        """Few rows: groups of tiles in turn, so many CTAs as run at once; a CTA for each 128 x 128
+        outputs of many.
+        """
+        spread = self._spread()
+        return Geometry(spread.x, spread.y, spread.threads, spread.shared)
+
+    def variant(self) -> dict[str, int]:
+        """Which of the two kernels, and its sizes."""
+        spread = self._spread()
+        return {
+            "FEW": int(spread.few),
+            "THREADS": spread.threads,
+            "M_TILES": spread.m_tiles,
+            "N_TILES": spread.n_tiles,
+            "UNROLL": spread.unroll,
+            "DEPTH": spread.depth,
+            "AHEAD": min(_AHEAD, spread.depth - 1),
+            "PARTS": _parts(self.w),
+        }
+
+    def _spread(self) -> _Spread:
+        size, columns = self.w.shape
+        assert columns % 32 == 0, f"{self.w} has a row that is not made of whole tiles"
+        assert self.groups == 1 or size % (32 * self.groups) == 0, (
+            f"{self.w} has tiles in two groups"
+        )
+        wide = self.groups * _cover(size // self.groups, 128), _cover(self.x.shape[0], 128)
+        if self.x.shape[0] > 16 and prod(wide) >= _WIDE_CTAS:
+            stage = 16 * (8 * 2 * _PIECES[self.w.dtype] * 32 + 128 * 8)
+            converted = 2 * 16 * 8 * 2 * 64 if self.w.dtype == "fp8" else 0
+            return _Spread(False, *wide, 256, 1, 1, 1, 4, 4 * stage + converted)
+        return _few(self.x.shape[0], self.w, self.groups)
 
     def flops(self) -> int:
         """Two a weight and row."""
         return 2 * self.x.shape[0] * prod(self.w.shape)
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """Grid, compile-time sizes and shared bytes of a launch."""
+
+    few: bool
+    x: int
+    y: int
+    threads: int
+    m_tiles: int
+    n_tiles: int
+    unroll: int
+    depth: int
+    shared: int
+
+
+def _parts(w: Ref) -> int:
+    """Into how many parts a sum falls: more where a CTA has one tile only, so that its warps share
+    a latency.
+
+    It follows from the weight alone: a row's bits do not depend on how many rows there are.
+    """
+    return 16 if _cover(w.shape[0], 16) <= _CTAS else 8
+
+
+def _few(rows: int, w: Ref, groups: int) -> _Spread:
+    """As many tiles at a time as give the busiest CTA the least to do."""
+    tiles, parts = _cover(w.shape[0], 16), _parts(w)
+    n_tiles = next(n for n in (1, 2, 4) if rows <= 8 * n or n == 4)
+    y = _cover(rows, 8 * n_tiles)
+
+    def shared(m: int, under_way: int) -> int:
+        """Bytes for all threads: operands under way, and a group's sums."""
+        operands = (m * _PIECES[w.dtype] + n_tiles) * under_way
+        return 32 * parts * 16 * (operands + m * n_tiles)
+
+    def busiest(m: int) -> float:
+        return _cover(_cover(tiles, m) * y, _CTAS) * (m + _EXTRA)
+
+    fitting = [m for m in (4, 3, 2, 1) if groups == 1 or tiles // groups % m == 0]
+    m_tiles = min((m for m in fitting if shared(m, 2) <= _SHARED), key=busiest)
+    x = min(_cover(tiles, m_tiles), max(1, _CTAS // y))
+    part = _cover(w.shape[1], 32 * parts)
+    even = min(part, 32)  # scales are handed out 32 at a time
+    few = range(1, max(1, _AT_ONCE // m_tiles) + 1)
+    unroll = max(u for u in few if even % u == 0 and shared(m_tiles, 2 * u) <= _SHARED)
+    wanted = min(_UNDER_WAY, part * _cover(tiles, m_tiles * x))
+    most = range(2, max(2, _cover(wanted, unroll)) + 1)
+    depth = max(d for d in most if shared(m_tiles, d * unroll) <= _SHARED)
+    size = shared(m_tiles, depth * unroll)
+    return _Spread(True, x, y, 32 * parts, m_tiles, n_tiles, unroll, depth, size)
+
+
+def _cover(size: int, step: int) -> int:
+    """How many steps cover a size."""
+    return -(-size // step)

@@ -24,7 +24,8 @@ Address = Callable[[Ref], tuple[int, ...]]
 
 def struct_text(op: Op) -> str:
     """The C declaration of `Args` for this operation's buffer types, and its defines."""
-    members, defines = [], []
+    members = []
+    defines = [f"#define UF_{name} {value}" for name, value in op.variant().items()]
     for name, kind, _ in _members(op, lambda ref: (0, 0)):
         members.append(f"    {kind} {name};")
     for f in fields(op):

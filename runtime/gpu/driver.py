@@ -175,7 +175,7 @@ class Pinned:
 
 
 class Function:
-    """A kernel of a loaded module."""
+    """A kernel of a loaded module; `early`: it may start before the work in front of it is done."""
 
     def __init__(self, cubin: bytes, entry: str) -> None:
         """Load a cubin.
@@ -187,6 +187,9 @@ class Function:
         self.handle = check(
             cu.cuModuleGetFunction(self._module, entry.encode()), f"finding {entry}"
         )
+        # The source says so itself (ptx/uf/mma.cuh), for it has to do the waiting.
+        error, *_ = cu.cuModuleGetGlobal(self._module, b"uf_starts_early")
+        self.early = error == cu.CUresult.CUDA_SUCCESS
 
     def allow_shared(self, size: int) -> None:
         """Permit more dynamic shared memory than the default 48 KiB."""
@@ -208,10 +211,19 @@ class Stream:
         """Queue a kernel whose one parameter is `args`."""
         buffer = np.frombuffer(args, np.uint8).copy()
         pointers = np.array([buffer.ctypes.data], np.uint64)
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes, config.hStream = shared, self.handle
+        if f.early:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = (
+                cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            )
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
         check(
-            cu.cuLaunchKernel(
-                f.handle, *grid, *block, shared, self.handle, pointers.ctypes.data, 0
-            ),
+            cu.cuLaunchKernelEx(config, f.handle, pointers.ctypes.data, 0),
             "launching a kernel",
         )
 

@@ -70,7 +70,7 @@ class Unit:
 
     @classmethod
     def of(cls, op: Op) -> Unit:
-        """The kernel of an operation; shapes and constants are its arguments, types are not."""
+        """The kernel of an operation: types and variant are compiled in, the rest is arguments."""
         return cls(op.stem(), struct_text(op))
 
     @property

@@ -15,9 +15,15 @@ import numpy.typing as npt
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Ref
 from ultraflash.runtime.errors import WeightsError
-from ultraflash.runtime.weights.formats import FP4_LARGEST_SCALE, NAN_SCALE, check_scales
+from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
-from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of, scales_layout_of
+from ultraflash.runtime.weights.layout import (
+    SCALED,
+    Relayout,
+    check_range,
+    layout_of,
+    scales_layout_of,
+)
 from ultraflash.runtime.weights.load import computed_weights
 from ultraflash.runtime.weights.table import Row, weight_table
 
@@ -64,7 +70,7 @@ def upload_weights(
     """Verify the checkpoint and place every weight.
 
     Raises:
-        WeightsError: when the checkpoint does not fit the model or holds NaN scales.
+        WeightsError: when the checkpoint does not fit the model or holds scales out of range.
     """
     index.verify(model)
     rows = list(weight_table(model).values())
@@ -91,7 +97,7 @@ def _stored(
     if row.format not in SCALED:
         return [index.raw(row.sources[0])], []
     scales = [index.raw(s) for s in row.sources[1::2]]
-    largest = FP4_LARGEST_SCALE if row.format == "fp4" else NAN_SCALE - 1
     for name, array in zip(row.sources[1::2], scales, strict=True):
-        check_scales(array, name, largest=largest)
+        check_scales(array, name)
+        check_range(array, name, row.format)
     return [index.raw(s) for s in row.sources[::2]], scales

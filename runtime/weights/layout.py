@@ -16,10 +16,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from ultraflash.graphs.numerics import U8
 from ultraflash.graphs.plan import Geometry, Life, Op, Ref
+from ultraflash.runtime.errors import WeightsError
 
 Array = npt.NDArray[Any]
 SCALED = ("fp8", "fp4", "rows8")  # formats whose scales stand in an allocation of their own
+# Largest scale byte: kernels multiply dense FP8 by 2^(scale - 7) in bf16 (ptx/uf/mma.cuh), sums of
+# FP4 by 2^(scale - 65) in fp32 (ptx/uf/experts.cuh).
+MAX_SCALE = {"fp8": 134, "fp4": 192}
 # Matrices in bf16 that `Linear` multiplies by. All other bf16 weights are vectors, rows that are
 # looked up, or read by kernels of their own.
 _LINEAR = re.compile(
@@ -219,3 +224,18 @@ def stored_sizes(ref: Ref) -> tuple[int, ...]:
     if ref.dtype == "fp4" and layout:
         scales = codes // 16  # a byte for each 32 elements, rows that fill a tile up included
     return (codes, scales) if ref.dtype in SCALED else (codes,)
+
+
+def check_range(scales: U8, name: str, format: str) -> None:
+    """Refuse scales that kernels cannot multiply by.
+
+    Raises:
+        WeightsError: naming the tensor, the scale and the limit.
+    """
+    most = MAX_SCALE.get(format)
+    if most and scales.max(initial=0) > most:
+        raise WeightsError(
+            f"{name} holds the scale byte {scales.max()}, kernels take up to {most} (a factor "
+            f"of {2 ** (most - 127)}): the file is damaged, or run on the CPU with "
+            f"UF_BACKEND=numpy"
+        )

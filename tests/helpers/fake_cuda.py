@@ -160,17 +160,22 @@ class FakeCuda:
         return (OK,)
 
     def cuStreamCreate(self, flag: Any) -> tuple[Any, ...]:
-        return OK, "stream"
+        return OK, real.CUstream(1)
 
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
         assert self._capture is None, "waiting is not allowed while a graph is captured"
         return (OK,)
 
-    def cuLaunchKernel(
-        self, function: str, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int,
-        stream: Any, parameters: int, extra: int,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        launch = function, (gx, gy, gz), (bx, by, bz), shared
+    def cuModuleGetGlobal(self, module: bytes, name: bytes) -> tuple[Any, ...]:
+        found = b"\0" + name + b"\0" in module
+        return (OK, 1, 4) if found else (real.CUresult.CUDA_ERROR_NOT_FOUND, None, None)
+
+    def cuLaunchKernelEx(
+        self, config: Any, function: str, parameters: int, extra: int
+    ) -> tuple[Any, ...]:
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        block = config.blockDimX, config.blockDimY, config.blockDimZ
+        launch = function, grid, block, config.sharedMemBytes
         return self._queue(lambda: self.launches.append(launch))
 
     def cuStreamBeginCapture(self, stream: Any, mode: Any) -> tuple[Any, ...]:

@@ -111,7 +111,7 @@ def test_rows_stand_alone_in_groups(rng: np.random.Generator, choice: Choice) ->
 
 
 def test_launch() -> None:
-    op = Linear(scratch("x", 3, 128), weight("w", 32, 64), scratch("y", 3, 32), groups=2)
+    op = Linear(scratch("x", 3, 128), weight("w", 64, 64), scratch("y", 3, 64), groups=2)
     assert_launch(op, "linear", ("x", "w", "y"), groups=2, rounded=True)
 
 
@@ -143,3 +143,26 @@ def test_cost_of_the_grouped_matrix() -> None:
         groups=8,
     )
     assert_cost(op, 8192 * 4096 + 256 * 128 + 2 * 2 * (32768 + 8192), 2 * 2 * 8192 * 4096)
+
+
+@pytest.mark.parametrize("form", ["fp8", "bf16"])
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 128, 4096])
+def test_every_shape_has_a_launch(rows: int, form: str) -> None:
+    """Within a CTA's shared memory, with copies under way, and all outputs covered."""
+    for size, columns in ((4, 5120), (64, 32), (512, 15360), (129280, 5120), (25600, 6144)):
+        w = weight("w", size, columns, dtype=form)
+        op = Linear(scratch("x", rows, columns), w, scratch("y", rows, size))
+        spread, kernel = op.geometry(), op.variant()
+        assert spread.shared <= 227 << 10
+        assert kernel["DEPTH"] > 1
+        high = 8 * kernel["N_TILES"] if kernel["FEW"] else 128
+        assert spread.y == -(-rows // high)
+        assert kernel["FEW"] or spread.x == -(-size // 128)
+
+
+def test_what_tiles_cannot_hold() -> None:
+    for size, columns, groups in ((64, 48, 1), (48, 64, 2)):
+        w = weight("w", size, columns)
+        op = Linear(scratch("x", 1, groups * columns), w, scratch("y", 1, size), groups)
+        with pytest.raises(AssertionError, match="tiles"):
+            op.geometry()

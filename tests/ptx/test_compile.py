@@ -13,7 +13,7 @@ from helpers.compiler import device_nodes, no_compiler
 from ultraflash import ptx
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.model import Model
-from ultraflash.graphs.plan import Node, Plan
+from ultraflash.graphs.plan import Node, Op, Plan
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.served import Served
 from ultraflash.graphs.step import Build
@@ -22,9 +22,10 @@ from ultraflash.runtime.config import BUNDLED_CHECKPOINT
 pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 
 # 64 registers let 1,024 threads live on an SM. Verification and drawing run one CTA a sequence:
-# nothing stands beside it whose place it could take.
-REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96}
-# Sums and weights on their way live in registers; two CTAs of these kernels fill an SM.
+# nothing stands beside it whose place it could take. A CTA of `linear` fills an SM's shared memory
+# with operands under way, so that its registers are no one else's.
+REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "linear": 255}
+# Of `experts_up` and `experts_down` two CTAs fill an SM, with sums of many rows in registers.
 REGISTERS_OF |= {"experts_up": 255, "experts_down": 255}
 STATIC_SHARED = 48 << 10
 SHARED = 227 << 10  # of one CTA, static and dynamic, on all three architectures
@@ -89,24 +90,27 @@ def test_launches_fit_what_was_compiled(kernels: dict, nodes: list[Node]) -> Non
             launch, kernel = op.launch(arch), kernels[unit, arch]
             (threads, *flat), (_, y, z) = launch.block, launch.grid
             assert flat == [1, 1], unit.stem
-            assert threads <= _launch_bound(unit.stem, arch), unit.stem
+            assert threads <= _launch_bound(op, arch), unit.stem
             assert threads * kernel.registers <= 65_536, unit.stem
             assert y <= GRID_Y, unit.stem
             assert z == 1, unit.stem
             assert launch.shared + kernel.shared_bytes <= SHARED, unit.stem
 
 
-def _launch_bound(stem: str, arch: str) -> int:
+def _launch_bound(op: Op, arch: str) -> int:
     """What the source promises the compiler; 1,024 where it promises nothing."""
-    text = ptx.source(stem, arch).text
-    found = re.search(r"__launch_bounds__\((\w+)\)", text)
+    from ultraflash.runtime.gpu.args import struct_text
+
+    text = ptx.source(op.stem(), arch, struct_text(op)).text
+    found = re.search(r"__launch_bounds__\((\w+)[,)]", text)
     if not found:
         return 1024
-    if found[1].isdecimal():
-        return int(found[1])
-    constant = re.search(rf"constexpr int {found[1]} = (\d+);", text)
-    assert constant, f"{stem} is bounded by {found[1]}, which is no constant"
-    return int(constant[1])
+    bound = found[1]
+    while not bound.isdecimal():
+        constant = re.search(rf"(?:{bound} =|#define {bound}) (\w+)", text)
+        assert constant, f"{op.stem()} is bounded by {bound}, which is no constant"
+        bound = constant[1]
+    return int(bound)
 
 
 def test_the_compiler_lays_arguments_out_as_they_are_packed(

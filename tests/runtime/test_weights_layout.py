@@ -17,6 +17,7 @@ from ultraflash.graphs.plan import Life, Ref
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.config import BUNDLED_CHECKPOINT
+from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import decode_e2m1
 from ultraflash.runtime.weights.layout import (
     FP4_BITS,
@@ -25,6 +26,7 @@ from ultraflash.runtime.weights.layout import (
     Fp4Tiles,
     Fp8Tiles,
     Relayout,
+    check_range,
     layout_of,
     scales_layout_of,
     stored_sizes,
@@ -183,3 +185,14 @@ def test_linears_read_tiles_and_nothing_else_does() -> None:
 def test_sizes_on_the_device(ref: Ref, sizes: tuple[int, ...]) -> None:
     """Tiles take what the stored form takes, but for padding."""
     assert stored_sizes(ref) == sizes
+
+
+@pytest.mark.parametrize(("format", "most"), [("fp8", 134), ("fp4", 192)])
+def test_scales_that_kernels_cannot_multiply_by(format: str, most: int) -> None:
+    """The largest factor is 2^127, the last one of bf16 and of fp32."""
+    scales = np.full((2, 3), most, np.uint8)
+    check_range(scales, "w.scale", format)
+    scales[1, 2] += 1
+    with pytest.raises(WeightsError, match=rf"w.scale holds the scale byte {most + 1}, .* up to"):
+        check_range(scales, "w.scale", format)
+    check_range(scales, "embed.scale", "rows8")

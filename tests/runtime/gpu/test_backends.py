@@ -22,6 +22,7 @@ from ultraflash.runtime.backends import num_gpus, open_backend
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import ConfigError, DeviceError, EngineError
 from ultraflash.runtime.gpu.backend import CudaBackend
+from ultraflash.runtime.gpu.uploader import BUFFER_BYTES, BUFFERS
 from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.step_io import Part, write_constants, write_step
 from ultraflash.runtime.weights.index import CheckpointIndex
@@ -79,6 +80,7 @@ def test_auto_with_a_gpu_that_has_no_kernels_takes_numpy(
     assert isinstance(opened(), NumpyBackend)
 
 
+@needs_compiler  # of weights' layouts
 def test_auto_takes_a_gpu_and_numpy_can_be_asked_for(
     cuda: FakeCuda, opened: Callable[..., Backend]
 ) -> None:
@@ -118,13 +120,14 @@ def test_several_ranks(
     assert "is not built yet: use world 1 on one GPU" in text
 
 
+@needs_compiler  # of weights' layouts
 def test_another_gpu_than_the_first(cuda: FakeCuda, opened: Callable[..., Backend]) -> None:
     cuda.gpus = Gpu(), Gpu("NVIDIA B300", (10, 3))
     assert opened(gpus=(1,)).arch == "sm_103a"
 
 
 def test_weights_that_do_not_fit(cuda: FakeCuda, opened: Callable[..., Backend]) -> None:
-    cuda.gpus = (Gpu(total_bytes=1 << 20),)
+    cuda.gpus = (Gpu(total_bytes=BUFFERS * BUFFER_BYTES + (1 << 20)),)
     text = sentence(DeviceError, opened)
     assert text.startswith("weight ")
     assert "of GPU memory" in text
@@ -135,6 +138,8 @@ def test_a_step_from_io_to_io(cuda: FakeCuda, opened: Callable[..., Backend]) ->
     """With kernels that do nothing: what is launched, captured once, replayed, and copied."""
     backend = opened()
     assert isinstance(backend, CudaBackend)
+    assert {launch[0] for launch in cuda.launches} == {"uf_tiles"}, "weights are laid out"
+    cuda.launches.clear()
     model = Model.from_checkpoint(TINY)
     plan = build_decode(Build(model, Capacity(3, 64), block=model.draft_block), 3, 1)
     runner = backend.compile(plan)
