@@ -49,6 +49,10 @@ class ExpertsDown(Op):
         _, hidden, width = self.w2.shape
         return experts_geometry(self.ids, -(-hidden // 64), width, self.chunks)
 
+    def variant(self) -> dict[str, int]:
+        """How many threads share an SM's registers."""
+        return {"THREADS": self.geometry().threads}
+
     def cost(self) -> Cost:
         """Weights of as many experts as can be distinct at most."""
         return experts_cost(self.ids, (self.w2,), self.z.nbytes + self.y.nbytes)

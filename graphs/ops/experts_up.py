@@ -14,9 +14,11 @@ from ultraflash.graphs.rows import I32
 
 # Constants of ptx/uf/experts.cuh and experts_wide.cuh, where they are explained.
 _LONG, _PARTS = 64 * 32, 8
-_NARROW_WARPS, _NARROW_PAIRS = 4, 2048
+_SLAB = 2 * (512 + 128)
+_NARROW_WARPS, _NARROW_PAIRS, _NARROW_BYTES = 4, 2048, 6 * (_SLAB + 512)
 WIDE = 64  # rows of an expert that a CTA takes at once where there are many
-_WIDE_WARPS, _RING_BYTES, _FOLD_BYTES = 4, 4 * 2 * WIDE * 64, WIDE * 64 * 4
+_WIDE_WARPS, _FOLD_BYTES = 4, WIDE * 64 * 4
+_RING_BYTES = 5 * (WIDE * 64 + _WIDE_WARPS * _SLAB)
 
 
 def wide_rows(pairs: int, experts: int) -> int | None:
@@ -35,7 +37,9 @@ def experts_geometry(ids: Ref, units: int, depth: int, chunks: Ref | None) -> Ge
     parts = _PARTS if depth >= _LONG else 1
     if chunks is None:
         warps = max(_NARROW_WARPS, parts)
-        return Geometry(-(-units * parts // warps), prod(ids.shape), threads=32 * warps)
+        return Geometry(
+            -(-units * parts // warps), prod(ids.shape), 32 * warps, warps * _NARROW_BYTES
+        )
     shared = _RING_BYTES + (_WIDE_WARPS * _FOLD_BYTES if parts > 1 else 0)
     return Geometry(-(-units // _WIDE_WARPS), chunks.shape[0], 32 * _WIDE_WARPS, shared)
 
@@ -80,6 +84,10 @@ class ExpertsUp(Op):
         """A unit is 32 gates and their 32 ups."""
         _, width, hidden = self.w1.shape
         return experts_geometry(self.ids, -(-width // 32), hidden, self.chunks)
+
+    def variant(self) -> dict[str, int]:
+        """How many threads share an SM's registers."""
+        return {"THREADS": self.geometry().threads}
 
     def cost(self) -> Cost:
         """Weights of as many experts as can be distinct at most."""

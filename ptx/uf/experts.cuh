@@ -15,7 +15,7 @@ UF_DEVICE int parts_of(int blocks) { return blocks >= LONG_BLOCKS ? PARTS : 1; }
 UF_DEVICE int part_start(int part, int parts, int blocks) { return part * blocks / parts; }
 
 // x 2^64, codes 2^-126 and the scale 2^-62 less than its byte says: no product leaves fp32, nothing is rounded.
-// Holds for scales up to 2^65, which formats.py makes sure of.
+// Holds for scales up to 2^65, which layout.py makes sure of.
 constexpr u32 RAISED = 0x5F805F80u, SCALE_SHIFT = 0x3E3E3E3Eu;
 UF_DEVICE uint4 raised(uint4 x) {
     return make_uint4(times_bf16x2(x.x, RAISED), times_bf16x2(x.y, RAISED), times_bf16x2(x.z, RAISED), times_bf16x2(x.w, RAISED));
@@ -24,40 +24,30 @@ UF_DEVICE float scale_at(u32 scales, int j) {
     return from_bits((j < 3 ? scales << (23 - 8 * j) : scales >> 1) & 0x7F800000u);
 }
 
-// Weights are read once: they shall not push anything out of the L1 cache.
-UF_DEVICE uint4 load_once(const uint4* p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-UF_DEVICE u32 load_once(const u32* p) {
-    u32 v;
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
+// A copy of 4 or 16 bytes that stays in the L1 cache, for what several warps of an SM want.
+template <int BYTES> UF_DEVICE void copy_kept(void* shared, const void* global) {
+    u32 to = (u32)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(BYTES) : "memory");
 }
 
-// What a lane needs of a unit's weights for 32 k: words of rows 8 j + g of both streams, and their scales.
-struct Slab {
-    uint4 codes[2];
-    u32 scales[2];
-};
+// A unit's weights for 32 k lie in shared memory on their way to the warp: 16 bytes a lane of codes of both streams
+// (words of rows 8 j + g), then 4 a lane of scales. A lane reads what it has copied itself, so nobody has to meet.
+constexpr int CODES = 512, SLAB = 2 * (CODES + 128);
 struct Unit {
     const u8* codes[2];
     const u8* scales[2];
-    // Tile rows `first` and `second` of an expert's matrices w and v.
+    // Tile rows `first` and `second` of matrices w and v.
     UF_DEVICE Unit(const fp4* w, const u8* w_scale, const fp4* v, const u8* v_scale, i64 first, i64 second, int blocks, int lane) {
         codes[0] = (const u8*)w + first * blocks * TILE_BYTES + lane * 16;
         codes[1] = (const u8*)v + second * blocks * TILE_BYTES + lane * 16;
         scales[0] = w_scale + first * blocks * TILE_SCALES + lane / 4 * 4;
         scales[1] = v_scale + second * blocks * TILE_SCALES + lane / 4 * 4;
     }
-    UF_DEVICE void fetch(Slab& slab, int block) const {
+    UF_DEVICE void send(u8* slab, int block, int lane) const {
 #pragma unroll
         for (int s = 0; s < 2; s++) {
-            slab.codes[s] = load_once((const uint4*)(codes[s] + (i64)block * TILE_BYTES));
-            slab.scales[s] = load_once((const u32*)(scales[s] + (i64)block * TILE_SCALES));
+            copy16(slab + s * CODES + lane * 16, codes[s] + (i64)block * TILE_BYTES);
+            copy_kept<4>(slab + 2 * CODES + s * 128 + lane * 4, scales[s] + (i64)block * TILE_SCALES);
         }
     }
 };
@@ -66,13 +56,15 @@ struct Unit {
 struct Operand {
     u32 a[4][2][4];
     float scale[4][2];
-    UF_DEVICE explicit Operand(const Slab& slab) {
-        u32 first = slab.scales[0] + SCALE_SHIFT, second = slab.scales[1] + SCALE_SHIFT;
+    UF_DEVICE Operand(const u8* slab, int lane) {
+        uint4 codes[2] = {*(const uint4*)(slab + lane * 16), *(const uint4*)(slab + CODES + lane * 16)};
+        const u32* scales = (const u32*)(slab + 2 * CODES) + lane;
+        u32 first = scales[0] + SCALE_SHIFT, second = scales[32] + SCALE_SHIFT;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             u32 w[4], v[4];
-            fp4_pairs((&slab.codes[0].x)[j], w);
-            fp4_pairs((&slab.codes[1].x)[j], v);
+            fp4_pairs((&codes[0].x)[j], w);
+            fp4_pairs((&codes[1].x)[j], v);
 #pragma unroll
             for (int p = 0; p < 2; p++) {
                 a[j][p][0] = w[2 * p], a[j][p][1] = v[2 * p];
@@ -97,14 +89,16 @@ UF_DEVICE void multiply(const Operand& w, uint4 x, float (*sum)[4]) {
 
 // --- few rows an expert: a warp a part, straight from memory ---
 
-constexpr int DEPTH = 3;             // slabs on their way to a warp
-constexpr int NARROW_PAIRS = 2048;   // graphs/ops/experts_up.py has the same
+// Of a warp's ring: slabs, each with 16 bytes a lane of its column's row behind it. graphs/ops/experts_up.py has the
+// same; enough bytes are under way if two CTAs of eight warps, or four of four, fill an SM.
+constexpr int RING = 6, NARROW_SLOT = SLAB + 512, NARROW_PAIRS = 2048;
+
+extern __shared__ __align__(16) u8 experts_shared[];
 
 struct Narrow {
     u32 votes[NARROW_PAIRS / 32];    // a bit a place of ids
     u16 pair[NARROW_PAIRS];          // that chose the expert
     int count;                       // 0: an earlier CTA has this expert
-    float part[PARTS][16][32];
 };
 
 // All places of `ids` that name the same expert as place `at`, in order; none if one of them is before it.
@@ -136,29 +130,24 @@ UF_DEVICE void find_pairs(Narrow& s, const int* ids, int pairs, int at) {
 }
 
 // One chain over blocks [start, end) for the eight columns whose rows `x` points to (null: a column of zeros).
-UF_DEVICE void stream(const Unit& unit, const bf16* x, int start, int end, float (*sum)[4]) {
-    Slab slab[DEPTH];
-    uint4 own[DEPTH];
-#pragma unroll
-    for (int d = 0; d < DEPTH; d++) {
-        own[d] = make_uint4(0, 0, 0, 0);
-        if (start + d < end) {
-            unit.fetch(slab[d], start + d);
-            if (x) own[d] = *(const uint4*)(x + (i64)(start + d) * 32);
+UF_DEVICE void stream(const Unit& unit, const bf16* x, int start, int end, u8* ring, int lane, float (*sum)[4]) {
+    u8 *from = ring, *to = ring, *last = ring + (RING - 1) * NARROW_SLOT;
+    auto send = [&](int block) {
+        if (block < end) {
+            unit.send(to, block, lane);
+            if (x) copy_kept<16>(to + SLAB + lane * 16, x + (i64)block * 32);
         }
-    }
-    for (int block = start; block < end; block += DEPTH) {
-#pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            if (block + d >= end) break;
-            Operand w(slab[d]);
-            uint4 column = raised(own[d]);
-            if (block + d + DEPTH < end) {
-                unit.fetch(slab[d], block + d + DEPTH);
-                if (x) own[d] = *(const uint4*)(x + (i64)(block + d + DEPTH) * 32);
-            }
-            multiply(w, column, sum);
-        }
+        close_group();
+        to = to == last ? ring : to + NARROW_SLOT;
+    };
+    for (int i = 0; i < RING - 1; i++) send(start + i);
+    for (int block = start; block < end; block++) {
+        copies_arrived<RING - 2>();
+        Operand w(from, lane);
+        uint4 column = x ? *(const uint4*)(from + SLAB + lane * 16) : make_uint4(0, 0, 0, 0);
+        send(block + RING - 1);  // into the slot before this one, whose contents have been used
+        multiply(w, raised(column), sum);
+        from = from == last ? ring : from + NARROW_SLOT;
     }
 }
 
@@ -173,11 +162,13 @@ UF_DEVICE void narrow(const int* ids, int pairs, int units, int blocks, Units un
     int at = blockIdx.x * (blockDim.x / 32 / parts) + warp / parts;
     if (count == 0 || at >= units) return;  // all warps of a unit go, or none
     Unit unit = units_of(ids[blockIdx.y], at, lane);
+    auto ring = [&](int w) { return experts_shared + w * RING * NARROW_SLOT; };
+    auto sums = [&](int p, int i) -> float& { return ((float*)ring(p))[i * 32 + lane]; };  // of a part, in its ring
     for (int first = 0; first < count; first += COLUMNS) {
         int mine = first + lane / 4;
         const bf16* x = mine < count ? row(s.pair[mine]) + lane % 4 * 8 : nullptr;
         float sum[4][4] = {};
-        stream(unit, x, part_start(part, parts, blocks), part_start(part + 1, parts, blocks), sum);
+        stream(unit, x, part_start(part, parts, blocks), part_start(part + 1, parts, blocks), ring(warp), lane, sum);
         if (parts == 1) {
 #pragma unroll
             for (int j = 0; j < 4; j++)
@@ -189,11 +180,11 @@ UF_DEVICE void narrow(const int* ids, int pairs, int units, int blocks, Units un
         }
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            for (int c = 0; c < 4; c++) s.part[part][4 * j + c][lane] = sum[j][c];
+            for (int c = 0; c < 4; c++) sums(part, 4 * j + c) = sum[j][c];
         __syncthreads();
         int j = warp / 2, c = warp % 2, column = first + lane % 4 * 2 + c;  // PARTS warps: one of 4 x 2 each
-        float one = s.part[0][4 * j + c][lane], two = s.part[0][4 * j + 2 + c][lane];
-        for (int p = 1; p < PARTS; p++) one += s.part[p][4 * j + c][lane], two += s.part[p][4 * j + 2 + c][lane];
+        float one = sums(0, 4 * j + c), two = sums(0, 4 * j + 2 + c);
+        for (int p = 1; p < PARTS; p++) one += sums(p, 4 * j + c), two += sums(p, 4 * j + 2 + c);
         if (column < count) emit((int)s.pair[column], at, 8 * j + lane / 4, one, two);
         __syncthreads();
     }

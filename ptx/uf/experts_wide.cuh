@@ -6,10 +6,9 @@
 #include <uf/experts.cuh>
 
 constexpr int WIDE = 64, GROUPS = WIDE / COLUMNS, WIDE_WARPS = 4;  // graphs/ops/experts_up.py has the same
-constexpr int STEP = 2, STAGES = 4, AHEAD = 2;                     // blocks of a stage of the ring; slabs on their way
-constexpr int STAGE_BYTES = STEP * WIDE * 64, FOLD_FLOATS = GROUPS * 16 * 32;
-
-extern __shared__ u8 wide_shared[];  // STAGES stages, then, if there are parts, FOLD_FLOATS a warp
+constexpr int STAGES = 5;  // of the ring, a block of 32 k each: rows for all warps, then a slab for each
+constexpr int ROWS_BYTES = WIDE * 64, STAGE_BYTES = ROWS_BYTES + WIDE_WARPS * SLAB, FOLD_FLOATS = GROUPS * 16 * 32;
+// Shared memory: STAGES stages, then, if there are parts, FOLD_FLOATS a warp.
 
 // A warp's sums of all columns, [group][j][c]; the part that ends is added to those before it.
 UF_DEVICE void fold(float (*sum)[4][4], float* folded, int part, bool last, int lane) {
@@ -29,15 +28,20 @@ UF_DEVICE void fold(float (*sum)[4][4], float* folded, int part, bool last, int 
         }
 }
 
-// Stage `number` of the ring: blocks STEP * number and on, lane by lane as `multiply` wants them.
-UF_DEVICE void fill(const bf16* const* rows, int groups, int blocks, int number) {
-    u8* stage = wide_shared + number % STAGES * STAGE_BYTES;
-    for (int v = threadIdx.x; v < STEP * WIDE * 4; v += WIDE_WARPS * 32) {
-        int column = v / 4 % WIDE, block = number * STEP + v / (4 * WIDE);
-        if (column < groups * COLUMNS && block < blocks)
-            copy16(stage + v * 16, rows[column] + block * 32 + v % 4 * 8);
+// A stage of the ring for one block: rows lane by lane as `multiply` wants them, and the warp's own slab.
+UF_DEVICE void fill(u8* stage, const bf16* const* rows, int groups, const Unit& unit, bool busy, int block) {
+#pragma unroll
+    for (int i = 0; i < WIDE * 4 / (WIDE_WARPS * 32); i++) {
+        int v = i * WIDE_WARPS * 32 + threadIdx.x, column = v / 4;
+        if (column < groups * COLUMNS) copy16(stage + v * 16, rows[column] + block * 32 + v % 4 * 8);
     }
-    close_group();
+    if (busy) unit.send(stage + ROWS_BYTES + threadIdx.x / 32 * SLAB, block, threadIdx.x % 32);
+}
+
+// The first G groups of columns: without a branch between them, so that their instructions mix.
+template <int G> UF_DEVICE void multiply_groups(const Operand& w, const uint4* rows, int lane, float (*sum)[4][4]) {
+#pragma unroll
+    for (int g = 0; g < G; g++) multiply(w, raised(rows[g * 32 + lane]), sum[g]);
 }
 
 // CTAs: x over groups of units, y over chunks [C, 3] (expert, start in `order`, count); row and emit as in `narrow`.
@@ -59,31 +63,33 @@ UF_DEVICE void wide(const int* chunks, const int* order, int units, int blocks, 
     bool busy = at < units;
     Unit unit = units_of(expert, min(at, units - 1), lane);
     float sum[GROUPS][4][4] = {};
-    float* folded = (float*)(wide_shared + STAGES * STAGE_BYTES) + warp * FOLD_FLOATS;
-    Slab slab[AHEAD];
-#pragma unroll
-    for (int d = 0; d < AHEAD; d++)
-        if (d < blocks) unit.fetch(slab[d], d);
-    for (int n = 0; n < STAGES - 1; n++) fill(rows, groups, blocks, n);
-    int part = 0, part_end = part_start(1, parts, blocks);
-    for (int n = 0; n * STEP < blocks; n++) {
+    float* folded = (float*)(experts_shared + STAGES * STAGE_BYTES) + warp * FOLD_FLOATS;
+    groups = groups > 4 ? 8 : groups > 2 ? 4 : groups;
+    int part = 0, part_end = part_start(1, parts, blocks), from = 0, to = 0;
+    auto send = [&](int block) {
+        if (block < blocks) fill(experts_shared + to * STAGE_BYTES, rows, groups, unit, busy, block);
+        close_group();
+        to = to == STAGES - 1 ? 0 : to + 1;
+    };
+    for (int i = 0; i < STAGES - 1; i++) send(i);
+    for (int block = 0; block < blocks; block++) {
         copies_arrived<STAGES - 2>();
         __syncthreads();  // this stage is there, and everybody is done with the one before it
-        fill(rows, groups, blocks, n + STAGES - 1);
-        const uint4* stage = (const uint4*)(wide_shared + n % STAGES * STAGE_BYTES);
-#pragma unroll
-        for (int d = 0; d < STEP; d++) {
-            int block = n * STEP + d;
-            if (block >= blocks || !busy) break;
-            if (block == part_end) {
-                fold(sum, folded, part++, false, lane);
-                part_end = part_start(part + 1, parts, blocks);
-            }
-            Operand w(slab[d % AHEAD]);
-            if (block + AHEAD < blocks) unit.fetch(slab[d % AHEAD], block + AHEAD);
-#pragma unroll
-            for (int g = 0; g < GROUPS; g++)
-                if (g < groups) multiply(w, raised(stage[(d * GROUPS + g) * 32 + lane]), sum[g]);
+        send(block + STAGES - 1);
+        const u8* stage = experts_shared + from * STAGE_BYTES;
+        from = from == STAGES - 1 ? 0 : from + 1;
+        if (!busy) continue;
+        if (block == part_end) {
+            fold(sum, folded, part++, false, lane);
+            part_end = part_start(part + 1, parts, blocks);
+        }
+        Operand w(stage + ROWS_BYTES + warp * SLAB, lane);
+        const uint4* own = (const uint4*)stage;
+        switch (groups) {
+            case 1: multiply_groups<1>(w, own, lane, sum); break;
+            case 2: multiply_groups<2>(w, own, lane, sum); break;
+            case 4: multiply_groups<4>(w, own, lane, sum); break;
+            default: multiply_groups<8>(w, own, lane, sum);
         }
     }
     if (!busy) return;

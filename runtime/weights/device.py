@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Ref
 from ultraflash.runtime.errors import WeightsError
-from ultraflash.runtime.weights.formats import FP4_LARGEST_SCALE, NAN_SCALE, check_scales
+from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.layout import (
     SCALED,
@@ -117,12 +117,10 @@ def _scale_check(row: Row, part: Part) -> Check:
     """
     names = row.sources[1::2]
     starts = [part.start(row, name) for name in names]
-    largest = FP4_LARGEST_SCALE if row.format == "fp4" else NAN_SCALE - 1
 
     def check(number: int, first: int, rows: npt.NDArray[Any]) -> None:
         start = starts[number]
-        check_scales(rows, names[number], (start[0] + first, *start[1:]), largest)
-        if row.format == "fp8":
-            check_range(rows, names[number])
+        check_scales(rows, names[number], (start[0] + first, *start[1:]))
+        check_range(rows, names[number], row.format)
 
     return check

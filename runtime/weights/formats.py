@@ -29,7 +29,6 @@ from ultraflash.runtime.errors import WeightsError
 
 BLOCK = 32
 NAN_SCALE = 255
-FP4_LARGEST_SCALE = 192  # 2^65: above it kernels would leave fp32 (ptx/uf/experts.cuh)
 
 _E4M3_MAX = np.float32(448)
 _E2M1_MAX = np.float32(6)
@@ -87,24 +86,19 @@ def decode_e8m0(scales: U8, name: str = "tensor") -> F32:
     return E8M0[scales]
 
 
-def check_scales(
-    scales: U8, name: str, first: tuple[int, ...] = (0, 0), largest: int = NAN_SCALE - 1
-) -> None:
-    """Refuse NaN scale bytes and what is above `largest`; `first` is where these begin in the
-    tensor of that name.
+def check_scales(scales: U8, name: str, first: tuple[int, ...] = (0, 0)) -> None:
+    """Refuse NaN scale bytes; `first` is where these begin in the tensor of that name.
 
     Raises:
         WeightsError: naming the tensor, where the first one is, and how many there are.
     """
     # A full scan that allocates nothing: these arrays have billions of bytes in Engram tables.
-    if scales.size and scales.max() > largest:
-        bad = np.argwhere(scales > largest)
-        byte = int(scales[tuple(bad[0])])
+    if scales.size and scales.max() == NAN_SCALE:
+        bad = np.argwhere(scales == NAN_SCALE)
         at = [int(i) + start for i, start in zip(bad[0], first, strict=True)]
         raise WeightsError(
-            f"{name} holds the {'NaN ' if byte == NAN_SCALE else ''}scale byte {byte} at {at} "
-            f"({len(bad)} in all), the limit is {largest}: the file is damaged, fetch this shard "
-            f"again"
+            f"{name} holds the NaN scale byte {NAN_SCALE} at {at} ({len(bad)} in all), the limit "
+            f"is {NAN_SCALE - 1}: the file is damaged, fetch this shard again"
         )
 
 

@@ -22,7 +22,9 @@ from ultraflash.runtime.errors import WeightsError
 
 Array = npt.NDArray[Any]
 SCALED = ("fp8", "fp4", "rows8")  # formats whose scales stand in an allocation of their own
-MAX_SCALE = 134  # of dense FP8: kernels multiply codes by 2^(scale - 7) in bf16 (ptx/uf/mma.cuh)
+# Largest scale byte: kernels multiply dense FP8 by 2^(scale - 7) in bf16 (ptx/uf/mma.cuh), sums of
+# FP4 by 2^(scale - 65) in fp32 (ptx/uf/experts.cuh).
+MAX_SCALE = {"fp8": 134, "fp4": 192}
 # Matrices in bf16 that `Linear` multiplies by. All other bf16 weights are vectors, rows that are
 # looked up, or read by kernels of their own.
 _LINEAR = re.compile(
@@ -224,15 +226,16 @@ def stored_sizes(ref: Ref) -> tuple[int, ...]:
     return (codes, scales) if ref.dtype in SCALED else (codes,)
 
 
-def check_range(scales: U8, name: str) -> None:
-    """Refuse scales of dense FP8 that kernels cannot multiply by.
+def check_range(scales: U8, name: str, format: str) -> None:
+    """Refuse scales that kernels cannot multiply by.
 
     Raises:
         WeightsError: naming the tensor, the scale and the limit.
     """
-    if scales.max(initial=0) > MAX_SCALE:
+    most = MAX_SCALE.get(format)
+    if most and scales.max(initial=0) > most:
         raise WeightsError(
-            f"{name} holds the scale byte {scales.max()}, kernels take up to {MAX_SCALE} (a factor "
-            f"of {2 ** (MAX_SCALE - 127)}): the file is damaged, or run on the CPU with "
+            f"{name} holds the scale byte {scales.max()}, kernels take up to {most} (a factor "
+            f"of {2 ** (most - 127)}): the file is damaged, or run on the CPU with "
             f"UF_BACKEND=numpy"
         )

@@ -135,25 +135,36 @@ def test_constants_of_the_kernels_are_those_of_the_geometry() -> None:
         (ptx.FOLDER / "uf" / f"{n}.cuh").read_text() for n in ("experts", "experts_wide")
     )
     found = dict(re.findall(r"(\w+) = (\d+)[,;]", text))
-    kernel = {name: int(found[name]) for name in ("LONG_BLOCKS", "PARTS", "NARROW_PAIRS", "WIDE")}
-    kernel |= {name: int(found[name]) for name in ("WIDE_WARPS", "STEP", "STAGES")}
-    own = experts_up
+    names = (
+        "LONG_BLOCKS",
+        "PARTS",
+        "NARROW_PAIRS",
+        "RING",
+        "CODES",
+        "WIDE",
+        "WIDE_WARPS",
+        "STAGES",
+    )
+    kernel = {name: int(found[name]) for name in names}
+    own, slab = experts_up, 2 * (kernel["CODES"] + 128)
     assert 32 * kernel["LONG_BLOCKS"] == own._LONG
     assert (kernel["PARTS"], kernel["NARROW_PAIRS"]) == (own._PARTS, own._NARROW_PAIRS)
+    assert kernel["RING"] * (slab + 512) == own._NARROW_BYTES
     assert (kernel["WIDE"], kernel["WIDE_WARPS"]) == (own.WIDE, own._WIDE_WARPS)
-    assert kernel["STAGES"] * kernel["STEP"] * own.WIDE * 64 == own._RING_BYTES  # 32 bf16 of a row
-    assert own._FOLD_BYTES == 64 * own.WIDE * 4  # a warp's sums
+    # Of a stage 32 bf16 of each row, and a slab for each warp; a warp's sums.
+    assert kernel["STAGES"] * (own.WIDE * 64 + own._WIDE_WARPS * slab) == own._RING_BYTES
+    assert 64 * own.WIDE * 4 == own._FOLD_BYTES
 
 
 @pytest.mark.parametrize(
     ("rows", "depth", "units", "want"),
     [
-        (1, 5120, 18, (18, 6, 256, 0)),  # eight parts: a CTA a unit
-        (7, 5120, 9, (9, 42, 256, 0)),
-        (7, 576, 80, (20, 42, 128, 0)),  # one part: a warp a unit
-        (256, 5120, 18, (18, 1536, 256, 0)),
-        (257, 5120, 18, (5, 384 + 24, 128, 32768 + 65536)),
-        (4096, 576, 80, (20, 768, 128, 32768)),
+        (1, 5120, 18, (18, 6, 256, 86016)),  # eight parts: a CTA a unit
+        (7, 5120, 9, (9, 42, 256, 86016)),
+        (7, 576, 80, (20, 42, 128, 43008)),  # one part: a warp a unit
+        (256, 5120, 18, (18, 1536, 256, 86016)),
+        (257, 5120, 18, (5, 384 + 24, 128, 46080 + 65536)),
+        (4096, 576, 80, (20, 768, 128, 46080)),
     ],
 )
 def test_how_experts_are_spread(

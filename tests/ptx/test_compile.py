@@ -29,7 +29,7 @@ REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "linear": 255}
 REGISTERS_OF |= {"hc_mix": 80}
 # Exchanges wait for other GPUs with few CTAs, whose loads should all be under way at once.
 REGISTERS_OF |= {"all_reduce": 112, "all_gather": 112}
-# Sums and weights on their way live in registers; two CTAs of these kernels fill an SM.
+# Of `experts_up` and `experts_down` two CTAs fill an SM, with sums of many rows in registers.
 REGISTERS_OF |= {"experts_up": 255, "experts_down": 255}
 STATIC_SHARED = 48 << 10
 SHARED = 227 << 10  # of one CTA, static and dynamic, on all three architectures

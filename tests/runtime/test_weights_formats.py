@@ -10,8 +10,6 @@ from hypothesis.extra.numpy import arrays
 
 from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import (
-    FP4_LARGEST_SCALE,
-    check_scales,
     decode_e2m1,
     decode_e4m3,
     decode_e8m0,
@@ -115,16 +113,6 @@ def test_nan_scale_is_named_with_its_place() -> None:
     scales[2, 1] = 255
     with pytest.raises(WeightsError, match=r"layers.0.x holds the NaN scale byte 255 at \[2, 1\]"):
         dequantise("fp4", np.zeros((4, 48), np.uint8), scales, "layers.0.x")
-
-
-def test_a_scale_that_kernels_cannot_multiply_by_is_named() -> None:
-    scales = np.full((4, 3), FP4_LARGEST_SCALE, np.uint8)
-    check_scales(scales, "w", largest=FP4_LARGEST_SCALE)
-    scales[3, 2] += 1
-    check_scales(scales, "w")
-    where = r"w holds the scale byte 193 at \[8, 2\] \(1 in all\), the limit is 192"
-    with pytest.raises(WeightsError, match=where):
-        check_scales(scales, "w", (5, 0), largest=FP4_LARGEST_SCALE)
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,12 @@ def test_sizes_on_the_device(ref: Ref, sizes: tuple[int, ...]) -> None:
     assert stored_sizes(ref) == sizes
 
 
-def test_scales_that_kernels_cannot_multiply_by() -> None:
-    """The largest factor is 2^127, the last one of bf16."""
-    scales = np.full((2, 3), 134, np.uint8)
-    check_range(scales, "wq_a.scale")
-    scales[1, 2] = 135
-    with pytest.raises(WeightsError, match=r"wq_a.scale holds the scale byte 135, .* up to 134"):
-        check_range(scales, "wq_a.scale")
+@pytest.mark.parametrize(("format", "most"), [("fp8", 134), ("fp4", 192)])
+def test_scales_that_kernels_cannot_multiply_by(format: str, most: int) -> None:
+    """The largest factor is 2^127, the last one of bf16 and of fp32."""
+    scales = np.full((2, 3), most, np.uint8)
+    check_range(scales, "w.scale", format)
+    scales[1, 2] += 1
+    with pytest.raises(WeightsError, match=rf"w.scale holds the scale byte {most + 1}, .* up to"):
+        check_range(scales, "w.scale", format)
+    check_range(scales, "embed.scale", "rows8")
