@@ -49,8 +49,8 @@ _SPAN = 1024  # positions that the steps of one measurement move over
 _ID, _ENDLESS = 7, 1 << 30  # tokens in front of a session's steps, and room behind them
 _GATE_STEPS = 4  # steps whose experts are counted
 _COLUMNS = (
-    "context", "rows", "nodes", "step ms", "p99", "gpu ms", "p99", "gap us", "p99", "host us", "p99",
-    "distinct", "GB", "TB/s", "% read",
+    "context", "rows", "nodes", "step ms", "p99", "gpu ms", "p99", "gap us", "p99",
+    "host us", "p99", "distinct", "GB", "TB/s", "% read",
 )  # fmt: skip
 _EXAMPLES = """\
 columns:
