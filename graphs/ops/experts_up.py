@@ -15,7 +15,7 @@ from ultraflash.graphs.rows import I32
 # Constants of ptx/uf/experts.cuh and experts_wide.cuh, where they are explained.
 _LONG, _PARTS = 64 * 32, 8
 _SLAB = 2 * (512 + 128)
-_NARROW_WARPS, _NARROW_PAIRS, _NARROW_BYTES = 4, 2048, 6 * (_SLAB + 512)
+_NARROW_WARPS, _NARROW_PAIRS, _NARROW_BYTES = 4, 2048, 4 * (_SLAB + 512)
 WIDE = 64  # rows of an expert that a CTA takes at once where there are many
 _WIDE_WARPS, _FOLD_BYTES = 4, WIDE * 64 * 4
 _RING_BYTES = 5 * (WIDE * 64 + _WIDE_WARPS * _SLAB)
