@@ -45,7 +45,7 @@ golden: run-venv
 	@$(BIN)/python -m ultraflash.tools.check_golden tests/golden/tiny-a $(ARGS)
 
 gpu: dev
-	@UF_REQUIRE_GPU=1 $(BIN)/pytest -m gpu tests/gpu $(ARGS)
+	@UF_REQUIRE_GPU=1 $(BIN)/pytest -m gpu tests/gpu tests/runtime/test_reuse.py $(ARGS)
 
 sanitize: dev
 	@$(BIN)/python tests/gpu/sanitize.py $(ARGS)

@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
 from ultraflash.graphs.plan import Plan
+from ultraflash.runtime.errors import DeviceError
 
 Array = npt.NDArray[Any]
+Bytes = bytes | memoryview  # a memoryview of unsigned bytes that nobody writes to
+
+
+class Rows(NamedTuple):
+    """Rows [start, end) of a slot's state buffer."""
+
+    name: str
+    start: int
+    end: int
+
+
+def check_size(rows: Sequence[Rows], expected: int, found: int) -> None:
+    """Whether bytes fill rows.
+
+    Raises:
+        DeviceError: when they do not.
+    """
+    if found != expected:
+        names = ", ".join(f"{r.name} {r.start} to {r.end}" for r in rows[:3])
+        raise DeviceError(
+            f"{len(rows)} stretches of state ({names}, ...) have {expected} bytes, {found} were "
+            f"given"
+        )
+
+
+class Staged(Protocol):
+    """State on its way to the host, as it was when it was asked for."""
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether all of it has arrived, after at most `seconds`; None: however long it takes."""
+
+    def take(self) -> Bytes:
+        """The bytes, waited for.
+
+        Raises:
+            EngineError: when the copy failed.
+        """
 
 
 class Runner(Protocol):
@@ -76,4 +115,20 @@ class Backend(Protocol):
 
         Raises:
             EngineError: when no plan has named such a buffer.
+        """
+
+    def stage(self, slot: int, parts: Sequence[tuple[bytes, Sequence[Rows]]]) -> list[Staged]:
+        """Begin to bring rows of a slot to the host: of each part a head, then the rows one behind
+        the other, in their own types. Steps that follow may overwrite them.
+
+        Raises:
+            EngineError: when no plan has named such a buffer.
+        """
+
+    def restore(self, slot: int, parts: Sequence[tuple[Sequence[Rows], Bytes]]) -> None:
+        """Put bytes that `stage` brought, without their heads, back into rows of a slot, on every
+        rank. The bytes may go afterwards; steps that follow see the rows.
+
+        Raises:
+            EngineError: when no plan has named such a buffer, or rows and bytes differ in size.
         """

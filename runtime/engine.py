@@ -110,7 +110,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return bool(self._queue or self._live())
+        return bool(self._queue or self._live() or self._reuse.busy)
 
     def submit(self, key: str, request: Generation) -> None:
         """Queue a request under a key that no live request has.
@@ -132,6 +132,7 @@ class Engine:
 
     def step(self) -> list[Step]:
         """One decode step of all running sequences, then one chunk of a prompt."""
+        self._reuse.settle()
         return self._decode_once() + self._prefill_once()
 
     def close(self) -> None:

@@ -8,14 +8,14 @@ It knows no operation. bf16 buffers are float32 arrays, quantised weights exact 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from ultraflash.graphs.plan import Life, Node, Plan, Ref
-from ultraflash.runtime.backend import Array
+from ultraflash.runtime.backend import Array, Bytes, Rows, Staged, check_size
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.weights.load import Weights
 
@@ -39,6 +39,19 @@ class _Call:
     fixed: list[list[Any]]  # one argument list a rank
     named: list[tuple[int, str]]  # (argument index, buffer that is looked up at run time)
     out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """Implements `Staged`: copied when it was asked for."""
+
+    data: bytes
+
+    def wait(self, seconds: float | None = None) -> bool:
+        return True
+
+    def take(self) -> bytes:
+        return self.data
 
 
 class NumpyBackend:
@@ -103,6 +116,32 @@ class NumpyBackend:
         """
         for rank in range(self.world):
             self._named(name, rank)[slot, start : start + len(rows)] = rows
+
+    def stage(self, slot: int, parts: Sequence[tuple[bytes, Sequence[Rows]]]) -> list[Staged]:
+        """Copy rows at once.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer.
+        """
+        return [
+            _Brought(head + b"".join(self.read_state(n, slot, a, b).tobytes() for n, a, b in rows))
+            for head, rows in parts
+        ]
+
+    def restore(self, slot: int, parts: Sequence[tuple[Sequence[Rows], Bytes]]) -> None:
+        """Bytes into rows, on every rank.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer, or rows and bytes differ in size.
+        """
+        for rows, data in parts:
+            olds = [self._named(name, 0)[slot, start:end] for name, start, end in rows]
+            check_size(rows, sum(old.nbytes for old in olds), len(data))
+            at = 0
+            for (name, start, _), old in zip(rows, olds, strict=True):
+                values = np.frombuffer(data, old.dtype, old.size, at).reshape(old.shape)
+                self.write_state(name, slot, start, values)
+                at += old.nbytes
 
     def _named(self, name: str, rank: int) -> Array:
         array = self._state[rank].get(name)

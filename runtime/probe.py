@@ -23,7 +23,7 @@ from ultraflash.graphs.numerics import F32, q8_decode, qmx4_decode, qnv4_decode
 from ultraflash.graphs.plan import Life
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.step import Build
-from ultraflash.runtime.backend import Array, Backend, Runner
+from ultraflash.runtime.backend import Array, Backend, Bytes, Runner
 from ultraflash.runtime.backends import open_backend
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import DeviceError
@@ -135,7 +135,7 @@ class Probe(ProbeParts):
             )
         state.length = length
 
-    def snapshot(self, state: ProbeState) -> tuple[int, bytes, bytes]:
+    def snapshot(self, state: ProbeState) -> tuple[int, Bytes, Bytes]:
         """A sequence as it would leave the machine: its length, restore point and global KV."""
         self._alive(state)
         layout, slot, length = self._layout(), state.slot, state.length
@@ -145,7 +145,7 @@ class Probe(ProbeParts):
             layout.export_segment(self.backend, slot, 0, length),
         )
 
-    def restore(self, snapshot: tuple[int, bytes, bytes]) -> ProbeState:
+    def restore(self, snapshot: tuple[int, Bytes, Bytes]) -> ProbeState:
         """A fresh sequence that goes on from a snapshot.
 
         Raises:

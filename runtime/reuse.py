@@ -8,10 +8,12 @@ not cut at every point, only kept from running too far past one.
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ultraflash.runtime.backend import Backend
+from ultraflash.runtime.backend import Backend, Bytes, Staged
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.content import (
     U64,
@@ -29,6 +31,7 @@ from ultraflash.runtime.snapshot import Layout
 from ultraflash.runtime.store import Point, Role, SegmentId, Store
 
 _log = logging.getLogger(__name__)
+LAST_POINT_S = 5e-3  # that the end of an answer waits for its point
 
 
 @dataclass(slots=True)
@@ -42,6 +45,32 @@ class _Trail:
     chain: list[SegmentId] = field(default_factory=list)
     lineage: set[bytes] = field(default_factory=set)
     newest: int = 0  # length of the latest point, restored or taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A point on its way from the device to the store."""
+
+    trail: _Trail
+    key: bytes
+    length: int
+    kind: Kind
+    role: Role
+    data: Staged
+    chain: list[SegmentId]
+    segments: dict[SegmentId, Staged]  # that the store lacked, or that points before this one bring
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has arrived, after at most `seconds`."""
+        until = time.monotonic() + seconds
+        parts = (self.data, *self.segments.values())
+        return all(part.wait(max(0.0, until - time.monotonic())) for part in parts)
+
+    def publish(self) -> None:
+        """Wait for what has not arrived, and give it to the store."""
+        point = Point(self.length, self.kind, self.role, self.data.take())
+        new: dict[SegmentId, Bytes] = {i: staged.take() for i, staged in self.segments.items()}
+        self.trail.store.publish(self.key, point, self.chain, new, self.trail.lineage)
 
 
 class Reuse:
@@ -62,9 +91,13 @@ class Reuse:
         self._mode, self._tail = config.prefill, config.tail
         self._every = config.segment_tokens
         self._trails: dict[str, _Trail] = {}
+        self._leaving: deque[_Leaving] = deque()  # in the order in which they were taken
 
     def start(self, session: Session) -> Run:
-        """Restore the longest usable point of a session's prompt; what to run behind it."""
+        """Restore the longest usable point of a session's prompt; what to run behind it.
+
+        Points of the same conversation that have not reached the store yet are waited for.
+        """
         request = session.request
         fresh = resume(self._mode, self._tail, None, session.prompt_tokens)
         assert fresh is not None, "nothing can be resumed from nothing"
@@ -105,18 +138,38 @@ class Reuse:
     def finish(self, session: Session) -> None:
         """The session has ended, for whatever reason: take the point at the end of its answer.
 
-        That is before the token sampled last, which was never processed.
+        That is before the token sampled last, which was never processed. The client's next request
+        may come at once, so that a short wait makes the point findable first.
         """
         trail = self._trails.get(session.key)
         if trail and session.answering and session.known > trail.newest:
             self._take(session, trail, session.known, Role.TURN)
+            self.settle(LAST_POINT_S)
 
     def forget(self, session: Session) -> None:
         """The session is gone and leaves nothing more."""
         self._trails.pop(session.key, None)
 
+    @property
+    def busy(self) -> bool:
+        """Whether points are on their way to the store."""
+        return bool(self._leaving)
+
+    def settle(self, seconds: float = 0.0) -> None:
+        """Hand the store the points that have arrived, after waiting at most `seconds` for all."""
+        until = time.monotonic() + seconds
+        while self._leaving and self._leaving[0].wait(max(0.0, until - time.monotonic())):
+            self._leaving.popleft().publish()
+
+    def _await(self, keys: list[bytes]) -> None:
+        """Have the store know the points on their way that could be found under `keys`."""
+        wanted = set(keys)
+        while any(leaving.key in wanted for leaving in self._leaving):
+            self._leaving.popleft().publish()
+
     def _restore(self, session: Session, trail: _Trail, ends: list[int]) -> None:
         keys = [trail.keys.at(end) for end in ends]
+        self._await(keys)
         while hit := trail.store.find(keys):
             end = ends[hit.index]
             ends, keys = ends[hit.index + 1 :], keys[hit.index + 1 :]
@@ -151,11 +204,16 @@ class Reuse:
     def _take(self, session: Session, trail: _Trail, end: int, role: Role) -> None:
         trail.keys.extend(content_ids(session.ids[trail.keys.length : end]))
         chain = self._chain(trail, end)
+        coming = {i: s for leaving in self._leaving for i, s in leaving.segments.items()}
         missing = trail.store.missing(chain)
-        kind, ranges = self._kind(session, trail, end), [(i.start, i.end) for i in missing]
-        data, segments = session.export(self._layout, self._backend, end, kind, ranges)
-        key, new = trail.keys.at(end), dict(zip(missing, segments, strict=True))
-        trail.store.publish(key, Point(end, kind, role, data), chain, new, trail.lineage)
+        new = [i for i in missing if i not in coming]
+        kind, ranges = self._kind(session, trail, end), [(i.start, i.end) for i in new]
+        data, staged = session.stage(self._layout, self._backend, end, kind, ranges)
+        coming |= zip(new, staged, strict=True)
+        segments = {i: coming[i] for i in missing}
+        key = trail.keys.at(end)
+        self._leaving.append(_Leaving(trail, key, end, kind, role, data, chain, segments))
+        self.settle()
         trail.chain, trail.newest = chain, end
         trail.lineage.add(key)
 

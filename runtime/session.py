@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ultraflash.runtime.backend import Backend
+from ultraflash.runtime.backend import Backend, Bytes, Staged
 from ultraflash.runtime.plans import Result
 from ultraflash.runtime.request import Generation
 from ultraflash.runtime.resume import ALL_LAYERS, Kind, Run
@@ -134,20 +134,23 @@ class Session:
                 return tuple(kept), "length"
         return tuple(kept), None
 
-    def export(
+    def stage(
         self,
         layout: Layout,
         backend: Backend,
         length: int,
         kind: Kind,
         ranges: Sequence[tuple[int, int]],
-    ) -> tuple[bytes, list[bytes]]:
-        """The restore point at `length`, and the global KV of some ranges of positions."""
-        point = layout.export_point(backend, self.slot, length, kind)
-        return point, [layout.export_segment(backend, self.slot, *span) for span in ranges]
+    ) -> tuple[Staged, list[Staged]]:
+        """Begin to bring out the restore point at `length`, and the global KV of some ranges of
+        positions.
+        """
+        parts = [layout.point(length, kind), *(layout.segment(*span) for span in ranges)]
+        point, *segments = backend.stage(self.slot, parts)
+        return point, segments
 
     def restore(
-        self, layout: Layout, backend: Backend, length: int, point: bytes, segments: Sequence[bytes]
+        self, layout: Layout, backend: Backend, length: int, point: Bytes, segments: Sequence[Bytes]
     ) -> None:
         """Begin behind `length` tokens that were processed before, maybe elsewhere.
 

@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Ref
-from ultraflash.runtime.backend import Array, Backend
+from ultraflash.runtime.backend import Backend, Bytes, Rows
 from ultraflash.runtime.errors import SnapshotError
 from ultraflash.runtime.resume import Kind
 
@@ -113,34 +113,44 @@ class Layout:
 
     def segment_bytes(self, start: int, end: int) -> int:
         """Payload of a segment: entries of groups that are complete at `end` but not at `start`."""
-        return sum(_row_bytes(ref) * (end // r - start // r) for ref, r in self.entries)
+        sizes = self._row_bytes
+        return sum(sizes[ref.name] * (end // r - start // r) for ref, r in self.entries)
 
     def point_bytes(self, length: int, kind: Kind) -> int:
         """Payload of a point."""
-        return sum(_row_bytes(ref) * rows for ref, rows in self._point_rows(length, kind))
+        sizes = self._row_bytes
+        return sum(sizes[ref.name] * rows for ref, rows in self._point_rows(length, kind))
 
-    def export_segment(self, backend: Backend, slot: int, start: int, end: int) -> bytes:
-        """Global KV of positions [start, end) of a slot that has processed them."""
-        parts = [
-            backend.read_state(ref.name, slot, start // ratio, end // ratio).tobytes()
-            for ref, ratio in self.entries
-        ]
-        return self._head(_SEGMENT, 0, start, end, self.segment_bytes(start, end)) + b"".join(parts)
+    @cached_property
+    def _row_bytes(self) -> dict[str, int]:
+        refs = [ref for ref, _ in self.entries] + [*self.encoder_windows, *self.decoder_windows]
+        refs += [*self.pending, *([self.history] if self.history else [])]
+        return {ref.name: _row_bytes(ref) for ref in refs}
 
-    def export_point(self, backend: Backend, slot: int, length: int, kind: Kind) -> bytes:
-        """Everything else that a conversation of `length` tokens needs; at most `reach` rows may
-        have been processed behind them.
+    def segment(self, start: int, end: int) -> tuple[bytes, list[Rows]]:
+        """Global KV of positions [start, end), of a slot that has processed them: what
+        `Backend.stage` takes.
         """
-        parts = [
-            backend.read_state(ref.name, slot, *span).tobytes()
-            for ref, rows in self._point_rows(length, kind)
-            for span in _spans(length, rows, ref.shape[1])
-        ]
-        size = self.point_bytes(length, kind)
-        return self._head(_POINT, _KINDS[kind], 0, length, size) + b"".join(parts)
+        head = self._head(_SEGMENT, 0, start, end, self.segment_bytes(start, end))
+        return head, self._segment_rows(start, end)
+
+    def point(self, length: int, kind: Kind) -> tuple[bytes, list[Rows]]:
+        """Everything else that a conversation of `length` tokens needs; at most `reach` rows may
+        have been processed behind them when it is staged.
+        """
+        head = self._head(_POINT, _KINDS[kind], 0, length, self.point_bytes(length, kind))
+        return head, self._point_spans(length, kind)
+
+    def export_segment(self, backend: Backend, slot: int, start: int, end: int) -> Bytes:
+        """A segment, waited for."""
+        return backend.stage(slot, [self.segment(start, end)])[0].take()
+
+    def export_point(self, backend: Backend, slot: int, length: int, kind: Kind) -> Bytes:
+        """A point, waited for."""
+        return backend.stage(slot, [self.point(length, kind)])[0].take()
 
     def restore(
-        self, backend: Backend, slot: int, length: int, point: bytes, segments: Sequence[bytes]
+        self, backend: Backend, slot: int, length: int, point: Bytes, segments: Sequence[Bytes]
     ) -> Kind:
         """Put a conversation of `length` tokens into a slot; what the point was.
 
@@ -152,23 +162,36 @@ class Layout:
         """
         kind = self._check_point(point, length)
         headers = self._check_segments(segments, length)
+        parts = [(self._point_spans(length, kind), memoryview(point)[_HEADER.size :])]
         for data, header in zip(segments, headers, strict=True):
-            self._restore_segment(backend, slot, data, header, length)
-        reader = _Reader(point)
-        for ref, rows in self._point_rows(length, kind):
-            for span in _spans(length, rows, ref.shape[1]):
-                backend.write_state(ref.name, slot, span[0], reader.take(ref, span[1] - span[0]))
+            parts += self._segment_parts(data, header, length)
+        backend.restore(slot, parts)
         return kind
 
-    def _restore_segment(
-        self, backend: Backend, slot: int, data: bytes, header: _Header, length: int
-    ) -> None:
-        reader = _Reader(data)
+    def _segment_parts(
+        self, data: Bytes, header: _Header, length: int
+    ) -> Iterator[tuple[list[Rows], memoryview]]:
+        """What a segment holds of the first `length` positions."""
+        left = memoryview(data)[_HEADER.size :]
+        if header.end <= length:
+            yield self._segment_rows(header.start, header.end), left
+            return
         for ref, ratio in self.entries:
-            first, count = header.start // ratio, header.end // ratio - header.start // ratio
-            rows = reader.take(ref, count)[: max(0, length // ratio - first)]
-            if len(rows):
-                backend.write_state(ref.name, slot, first, rows)
+            size, first = self._row_bytes[ref.name], header.start // ratio
+            used = max(first, length // ratio)
+            yield [Rows(ref.name, first, used)], left[: (used - first) * size]
+            left = left[(header.end // ratio - first) * size :]
+
+    def _segment_rows(self, start: int, end: int) -> list[Rows]:
+        return [Rows(ref.name, start // ratio, end // ratio) for ref, ratio in self.entries]
+
+    def _point_spans(self, length: int, kind: Kind) -> list[Rows]:
+        """`_point_rows`, as stretches of their rings."""
+        return [
+            Rows(ref.name, *span)
+            for ref, rows in self._point_rows(length, kind)
+            for span in _spans(length, rows, ref.shape[1])
+        ]
 
     def _point_rows(self, length: int, kind: Kind) -> Iterator[tuple[Ref, int]]:
         """(ring, how many of the last rows before `length`)."""
@@ -184,7 +207,7 @@ class Layout:
     def _head(self, magic: bytes, kind: int, start: int, end: int, payload: int) -> bytes:
         return _HEADER.pack(magic, VERSION, kind, start, end, payload, self.digest)
 
-    def _check_point(self, point: bytes, length: int) -> Kind:
+    def _check_point(self, point: Bytes, length: int) -> Kind:
         header = self._read_header(point, _POINT, "point")
         kind = next((k for k, number in _KINDS.items() if number == header.kind), None)
         if kind is None:
@@ -194,7 +217,7 @@ class Layout:
         _check_size("point", header.payload, self.point_bytes(length, kind))
         return kind
 
-    def _check_segments(self, segments: Sequence[bytes], length: int) -> list[_Header]:
+    def _check_segments(self, segments: Sequence[Bytes], length: int) -> list[_Header]:
         headers = [self._read_header(data, _SEGMENT, "segment") for data in segments]
         at = 0
         for header in headers:
@@ -208,7 +231,7 @@ class Layout:
             raise SnapshotError(f"segments end at {at}, {length} positions are to be restored")
         return headers
 
-    def _read_header(self, data: bytes, magic: bytes, what: str) -> _Header:
+    def _read_header(self, data: Bytes, magic: bytes, what: str) -> _Header:
         if len(data) < _HEADER.size:
             raise SnapshotError(f"{len(data)} bytes are no {what}: its header has {_HEADER.size}")
         found, version, kind, start, end, payload, layout = _HEADER.unpack_from(data)
@@ -221,19 +244,6 @@ class Layout:
             raise SnapshotError(f"this {what} has another layout: it was made for another model")
         _check_size(what, len(data) - _HEADER.size, payload)
         return _Header(kind, start, end, payload)
-
-
-class _Reader:
-    """Takes rows from a payload, in order."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, _HEADER.size
-
-    def take(self, ref: Ref, rows: int) -> Array:
-        shape = rows, *ref.shape[2:]
-        values = np.frombuffer(self._data, _DTYPES[ref.dtype], prod(shape), self._at)
-        self._at += values.nbytes
-        return values.reshape(shape)
 
 
 def _group(ref: Ref, decoder_start: int) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Protocol
 
+from ultraflash.runtime.backend import Bytes
 from ultraflash.runtime.resume import Kind
 
 TURN_POINTS = 4  # newest ones kept of a conversation
@@ -44,7 +45,7 @@ class Point:
     length: int
     kind: Kind
     role: Role
-    data: bytes
+    data: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Hit:
     index: int
     point: Point
     ids: tuple[SegmentId, ...]
-    segments: tuple[bytes, ...]
+    segments: tuple[Bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,11 @@ class Store(Protocol):
         key: bytes,
         point: Point,
         ids: Sequence[SegmentId],
-        new: Mapping[SegmentId, bytes],
+        new: Mapping[SegmentId, Bytes],
         lineage: Collection[bytes],
     ) -> None:
-        """Keep a point.
+        """Keep a point, unless it could never fit or a segment of it is neither here nor new: the
+        store may have forgotten one since `missing` was asked.
 
         `ids` are the segments that cover it, from position 0 on, `new` the bytes of those that are
         missing; `lineage` the keys under which earlier points of the same conversation may stand.
@@ -110,7 +112,7 @@ class LocalStore:
         """Empty; points and segments together never exceed the limit."""
         self._limit = limit_bytes
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # oldest use first
-        self._segments: dict[SegmentId, bytes] = {}
+        self._segments: dict[SegmentId, Bytes] = {}
         self._uses: Counter[SegmentId] = Counter()  # points that need a segment
         self._nbytes = 0
         self._hits = self._misses = self._evicted = self._refused = 0
@@ -136,15 +138,16 @@ class LocalStore:
         key: bytes,
         point: Point,
         ids: Sequence[SegmentId],
-        new: Mapping[SegmentId, bytes],
+        new: Mapping[SegmentId, Bytes],
         lineage: Collection[bytes],
     ) -> None:
-        """Keep a point, thin out its conversation, then make room; refused if it could never fit.
+        """Keep a point, thin out its conversation, then make room; or count it as refused.
 
         Under a key that is taken, the roles add up and a full point replaces an encoder's.
         """
-        found = {i: self._segments.get(i) or new[i] for i in ids}
-        if len(point.data) + sum(map(len, found.values())) > self._limit:
+        found = {i: self._segments.get(i) or new[i] for i in ids if i in self._segments or i in new}
+        size = len(point.data) + sum(map(len, found.values()))
+        if len(found) < len(ids) or size > self._limit:
             self._refused += 1
             return
         old = self._entries.get(key)
@@ -174,7 +177,7 @@ class LocalStore:
     def _of(self, keys: Collection[bytes]) -> dict[bytes, Point]:
         return {key: self._entries[key].point for key in keys if key in self._entries}
 
-    def _insert(self, key: bytes, entry: _Entry, found: Mapping[SegmentId, bytes]) -> None:
+    def _insert(self, key: bytes, entry: _Entry, found: Mapping[SegmentId, Bytes]) -> None:
         for i in entry.ids:
             if i not in self._segments:
                 self._segments[i] = found[i]

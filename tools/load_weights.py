@@ -126,7 +126,7 @@ def check(index: CheckpointIndex, console: Console) -> None:
     Raises:
         WeightsError: naming every tensor that holds something else than numbers.
     """
-    with _meter(console, "checking", index.total_bytes) as advance:
+    with meter(console, "checking", index.total_bytes) as advance:
         damage = find_damage(index, advance)
     if damage:
         raise WeightsError(
@@ -171,7 +171,7 @@ def shard(
     total = sum(map(tensor_bytes, own.values())) * world + sum(map(tensor_bytes, shared.values()))
     _prepare(out, total)
     source = weights_digest(index)
-    with _meter(console, "writing", total) as advance:
+    with meter(console, "writing", total) as advance:
         if shared:
             (out / COMMON).mkdir()
             write_checkpoint(out / COMMON, shared, index.raw, shard_bytes, advance)
@@ -227,7 +227,7 @@ def _copy_small_files(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def _meter(
+def meter(
     console: Console, what: str, total: int, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int], None]]:
     """A bar with rate and time left on a terminal, a line every few seconds elsewhere."""

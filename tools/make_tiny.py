@@ -119,6 +119,13 @@ def make_tiny(out: Path, model: Model, seed: int = 0) -> Model:
     tokenizer = Tokenizer.from_str(text)
     model = completed(model, tokenizer)
     weights = TinyWeights(model, seed, successors(tokenizer))
+    write_settings(out, model, text)
+    write_checkpoint(out, weights.specs, weights, SHARD_BYTES)
+    return model
+
+
+def write_settings(out: Path, model: Model, tokenizer: str) -> None:
+    """Everything that stands beside the weights: configurations and the tokenizer."""
     (out / "inference").mkdir(parents=True, exist_ok=True)
     nested, flat = config_files(model)
     for name, value in (
@@ -128,9 +135,7 @@ def make_tiny(out: Path, model: Model, seed: int = 0) -> Model:
     ):
         content = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
         (out / name).write_text(content, encoding="utf-8")
-    (out / "tokenizer.json").write_text(text, encoding="utf-8")
-    write_checkpoint(out, weights.specs, weights, SHARD_BYTES)
-    return model
+    (out / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
 
 
 def completed(model: Model, tokenizer: Tokenizer) -> Model:

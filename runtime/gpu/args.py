@@ -27,7 +27,8 @@ Address = Callable[[Ref], tuple[int, ...]]
 
 def struct_text(op: Op) -> str:
     """The C declaration of `Args` for this operation's buffer types, and its defines."""
-    members, defines = [], [f"#define UF_MAX_ROWS {MAX_ROWS}"]
+    members = []
+    defines = [f"#define UF_MAX_ROWS {MAX_ROWS}"]
     defines += [f"#define UF_{name} {value}" for name, value in op.variant().items()]
     for name, kind, _ in _members(op, lambda ref: (0, 0)):
         members.append(f"    {kind} {name};")

@@ -7,19 +7,21 @@ with like.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from ultraflash import ptx
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Plan, Ref
-from ultraflash.runtime.backend import Array
+from ultraflash.runtime.backend import Array, Bytes, Rows, Staged, check_size
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import ConfigError, DeviceError
+from ultraflash.runtime.gpu.copies import UNIT, Copies, Span
 from ultraflash.runtime.gpu.driver import (
     Address,
     Device,
@@ -58,6 +60,7 @@ class CudaBackend:
         self.exchange = exchange
         self.stream = Stream()
         self._state: dict[str, tuple[Ref, Address]] = {}
+        self._row_bytes: dict[str, int] = {}  # of a state buffer's row
         self._functions: dict[Unit, Function] = {}
 
     @classmethod
@@ -75,7 +78,7 @@ class CudaBackend:
         if len(config.gpus) != 1:
             raise ConfigError(f"one GPU is used here, UF_GPUS names {len(config.gpus)}: name one")
         device = Device.open(config.gpus[0])
-        with Uploader(device.arch, config.cache_dir) as uploader:
+        with Uploader(device, config.cache_dir) as uploader:
             weights = upload_weights(index, model, uploader.place, progress, config.cache_dir)
         return cls(device, weights, config.cache_dir, eager=config.eager, check=config.check,
                    keep_scratch=keep_scratch)  # fmt: skip
@@ -133,14 +136,14 @@ class CudaBackend:
             )
         units = {node: Unit.of(node.op) for node in plan.nodes}
         copy = Unit.of(CopyWords.of(0))
-        wanted = [u for u in (*units.values(), copy) if u not in self._functions]
-        for unit, kernel in compile_units(wanted, self.device.arch, self._cache_dir).items():
-            self._functions[unit] = Function(kernel.cubin, unit.entry)
+        self._load((*units.values(), copy))
+        _ = self._copies  # its memory, too, is taken before the first step
         functions = {node: self._functions[unit] for node, unit in units.items()}
         return CudaRunner(self, plan, functions, self._functions[copy], shared)
 
     def clear_slot(self, slot: int) -> None:
         """Zero every state buffer of a slot."""
+        self.stream.wait()
         for ref, address in self._state.values():
             size = ref.nbytes // ref.shape[0]
             clear(address + slot * size, size)
@@ -151,9 +154,10 @@ class CudaBackend:
         Raises:
             DeviceError: when no plan has named such a buffer.
         """
-        address, shape, dtype = self._rows(name, slot, start)
-        rows = np.empty((end - start, *shape), dtype)
-        download(address, rows)
+        ref, _ = self._named(name)
+        rows = np.empty((end - start, *ref.shape[2:]), STORED[ref.dtype])
+        self.stream.wait()  # for what `restore` has under way
+        download(self._span(slot, Rows(name, start, end)).address, rows)
         return rows
 
     def write_state(self, name: str, slot: int, start: int, rows: Array) -> None:
@@ -162,24 +166,60 @@ class CudaBackend:
         Raises:
             DeviceError: when no plan has named such a buffer.
         """
-        address, _, dtype = self._rows(name, slot, start)
-        upload(address, rows.astype(dtype, copy=False))
+        ref, _ = self._named(name)
+        self.stream.wait()
+        span = self._span(slot, Rows(name, start, start + len(rows)))
+        upload(span.address, rows.astype(STORED[ref.dtype], copy=False))
 
-    def _rows(
-        self, name: str, slot: int, start: int
-    ) -> tuple[Address, tuple[int, ...], npt.DTypeLike]:
+    def stage(self, slot: int, parts: Sequence[tuple[bytes, Sequence[Rows]]]) -> list[Staged]:
+        """Begin to bring rows of a slot to the host, as the steps queued so far leave them.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer.
+        """
+        spans = [(head, [self._span(slot, some) for some in rows]) for head, rows in parts]
+        return [*self._copies.stage(spans)]
+
+    def restore(self, slot: int, parts: Sequence[tuple[Sequence[Rows], Bytes]]) -> None:
+        """Put bytes into rows of a slot; steps queued from now on see them.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer, or rows and bytes differ in size.
+        """
+        spans = []
+        for rows, data in parts:
+            some = [self._span(slot, one) for one in rows]
+            check_size(rows, sum(size for _, size in some), len(data))
+            spans += some
+        self._copies.restore(spans, [data for _, data in parts])
+
+    def _load(self, units: Iterable[Unit]) -> None:
+        wanted = [u for u in units if u not in self._functions]
+        for unit, kernel in compile_units(wanted, self.device.arch, self._cache_dir).items():
+            self._functions[unit] = Function(kernel.cubin, unit.entry)
+
+    @cached_property
+    def _copies(self) -> Copies:
+        self._load([UNIT])
+        return Copies(self.device, self.stream, self._functions[UNIT])
+
+    def _span(self, slot: int, rows: Rows) -> Span:
+        name, start, end = rows
+        ref, address = self._named(name)
+        size = self._row_bytes[name]
+        return Span(address + (slot * ref.shape[1] + start) * size, (end - start) * size)
+
+    def _named(self, name: str) -> tuple[Ref, Address]:
         if name not in self._state:
             raise DeviceError(f"no plan has named a state buffer {name!r}")
-        ref, address = self._state[name]
-        row_bytes = ref.nbytes // (ref.shape[0] * ref.shape[1])
-        at = address + (slot * ref.shape[1] + start) * row_bytes
-        return at, ref.shape[2:], STORED[ref.dtype]
+        return self._state[name]
 
     def state(self, ref: Ref) -> Address:
         """A state buffer, allocated when first named."""
         known = self._state.get(ref.name)
         if known is None:
             known = self._state[ref.name] = ref, allocate(ref.nbytes, f"state {ref.name}")
+            self._row_bytes[ref.name] = ref.nbytes // (ref.shape[0] * ref.shape[1])
         if known[0] != ref:
             raise DeviceError(f"state {ref} exists as {known[0]}: all plans need the same capacity")
         return known[1]

@@ -103,7 +103,7 @@ class Device:
         return cls(ordinal, name, arch, total, l2_bytes, num_sms, version, context)
 
     def enter(self) -> None:
-        """Make this the GPU that calls of this thread are about."""
+        """Make this the GPU that calls of this thread are about, whichever thread that is."""
         check(cu.cuCtxSetCurrent(self.context), f"turning to GPU {self.ordinal}")
 
     def reach(self, peer: Device) -> None:
@@ -144,7 +144,7 @@ def allocate(size: int, what: str) -> Address:
             f"{total / 2**30:.2f} GiB are free: lower the context or --max-sequences, or end what "
             f"else runs on this GPU"
         )
-    check(cu.cuMemsetD8(address, 0, max(size, 1)), f"clearing {what}")
+    clear(int(address), max(size, 1))
     return int(address)
 
 
@@ -153,6 +153,8 @@ def upload(address: Address, array: npt.NDArray[Any]) -> None:
     data = np.ascontiguousarray(array)
     if data.nbytes:
         check(cu.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes), "copying to the GPU")
+        # The call may return before the last bytes are there, and streams of ours do not wait.
+        check(cu.cuStreamSynchronize(0), "copying to the GPU", _LOST)
 
 
 def download(address: Address, array: npt.NDArray[Any]) -> None:
@@ -162,8 +164,8 @@ def download(address: Address, array: npt.NDArray[Any]) -> None:
 
 
 def clear(address: Address, size: int) -> None:
-    """Zero device memory."""
-    check(cu.cuMemsetD8(address, 0, size), "clearing GPU memory")
+    """Zero device memory and wait for it."""
+    fill(address, 0, size)
 
 
 def fill(address: Address, value: int, size: int) -> None:
@@ -268,8 +270,8 @@ class Stream:
         check(cu.cuMemcpyDtoHAsync(host, address, size, self.handle), "copying from the GPU")
 
     def wait_for(self, event: Event) -> None:
-        """Queue nothing but a wait, until what `event` recorded has happened."""
-        check(cu.cuStreamWaitEvent(self.handle, event.handle, 0), "waiting for an event")
+        """What is queued from now on begins after `event`, as it was recorded last."""
+        check(cu.cuStreamWaitEvent(self.handle, event.handle, 0), "waiting for another stream")
 
     def wait(self) -> None:
         """Wait until everything queued is done, without holding the interpreter lock.
@@ -314,14 +316,20 @@ class Graph:
 class Event:
     """A moment of a stream's work."""
 
-    def __init__(self) -> None:
-        """Make one that measures time."""
-        flag = cu.CUevent_flags.CU_EVENT_DEFAULT
+    def __init__(self, *, timing: bool = True) -> None:
+        """Make one that measures time, or one to wait for."""
+        flags = cu.CUevent_flags
+        waited = flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC
+        flag = flags.CU_EVENT_DEFAULT if timing else waited
         self.handle = check(cu.cuEventCreate(flag), "making an event")
 
     def record(self, stream: Stream) -> None:
         """Happen when everything queued so far is done."""
         check(cu.cuEventRecord(self.handle, stream.handle), "recording an event")
+
+    def wait(self) -> None:
+        """Sleep until it has happened, without holding the interpreter lock."""
+        check(cu.cuEventSynchronize(self.handle), "a copy", _LOST)
 
     def record_in_graph(self, stream: Stream) -> None:
         """Become a node of the graph that is being captured: it happens in every replay."""

@@ -6,14 +6,14 @@ Weights are split, state is the same on every rank. Calls are about the current 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ultraflash.graphs.io import RARE
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Life, Plan
-from ultraflash.runtime.backend import Array
+from ultraflash.runtime.backend import Array, Bytes, Rows, Staged
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.gpu.backend import CudaBackend
@@ -53,7 +53,7 @@ class GroupBackend:
         for rank, device in enumerate(devices):
             device.enter()
             part = Part(len(devices), rank)
-            with Uploader(device.arch, config.cache_dir) as uploader:
+            with Uploader(device, config.cache_dir) as uploader:
                 weights.append(
                     upload_weights(index, model, uploader.place, _of_all(progress, part),
                                    config.cache_dir, part)
@@ -144,6 +144,25 @@ class GroupBackend:
         """
         self.stream.wait()
         self.each(lambda rank: rank.write_state(name, slot, start, rows))
+
+    def stage(self, slot: int, parts: Sequence[tuple[bytes, Sequence[Rows]]]) -> list[Staged]:
+        """Begin to bring rows of rank 0's slot to the host; the ranks hold the same.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer.
+        """
+        return self.ranks[0].stage(slot, parts)
+
+    def restore(self, slot: int, parts: Sequence[tuple[Sequence[Rows], Bytes]]) -> None:
+        """Put bytes into rows of a slot on every rank, and wait: steps are queued on rank 0's
+        stream alone.
+
+        Raises:
+            DeviceError: when no plan has named such a buffer, or rows and bytes differ in size.
+        """
+        self.stream.wait()
+        self.each(lambda rank: rank.restore(slot, parts))
+        self.wait()
 
     def each(self, act: Callable[[CudaBackend], T], which: slice = slice(None)) -> list[T]:
         """What `act` gives for every rank (or some), its own GPU being the current one."""

@@ -23,15 +23,20 @@ from ultraflash.runtime.weights.part import Part
 from ultraflash.runtime.weights.table import Row, weight_table
 
 Progress = Callable[[int, int], None]
+Check = Callable[[int, int, npt.NDArray[Any]], None]
 
 
 class Place(Protocol):
     """Puts arrays of one shape one behind the other into one allocation, each in `layout`."""
 
     def __call__(
-        self, name: str, parts: Sequence[npt.NDArray[Any]], layout: type[Relayout] | None = None
+        self,
+        name: str,
+        parts: Sequence[npt.NDArray[Any]],
+        layout: type[Relayout] | None = None,
+        check: Check | None = None,
     ) -> int:
-        """The device address."""
+        """The device address; `check` sees (part, first row, rows) before they leave."""
 
 
 class DeviceWeights:
@@ -66,8 +71,8 @@ def upload_weights(
     """Verify the checkpoint and place one rank's part of every weight.
 
     Raises:
-        WeightsError: when the checkpoint does not fit the model, holds NaN scales or cannot be
-            split.
+        WeightsError: when the checkpoint does not fit the model, cannot be split or holds NaN
+            scales; the last may come from `place` only after this has returned.
     """
     index.verify(model)
     rows = list(weight_table(model).values())
@@ -76,10 +81,10 @@ def upload_weights(
     held: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     done = 0
     for row in rows:
-        codes, scales = ([computed[row.name]], []) if not row.sources else _stored(index, row, part)
+        codes, scales = _stored(index, row, part) if row.sources else ([computed[row.name]], [])
         addresses = [place(row.name, codes, layout_of(row.name, row.format))]
         if scales:
-            addresses.append(place(row.name, scales))
+            addresses.append(place(row.name, scales, None, _scale_check(row, part)))
         held[row.name] = part.shape(row), tuple(addresses)
         done += sum(index.tensors[s].nbytes for s in row.sources)
         if progress:
@@ -93,9 +98,21 @@ def _stored(
     """Codes and, for quantised formats, scales; of stacked weights one array an expert."""
     if row.format not in SCALED:
         return [part.stored(index, row, row.sources[0])], []
-    for name in row.sources[1::2]:  # the whole tensor: the index in the message is the one on disk
-        check_scales(index.raw(name), name)
-    codes, scales = (
-        [part.stored(index, row, s) for s in row.sources[first::2]] for first in (0, 1)
-    )
-    return codes, scales
+    codes, scales = row.sources[::2], row.sources[1::2]
+    stored = [[part.stored(index, row, s) for s in sources] for sources in (codes, scales)]
+    return stored[0], stored[1]
+
+
+def _scale_check(row: Row, part: Part) -> Check:
+    """Where they are copied anyway: a scan of their own would read them twice.
+
+    Messages name the place on disk, not in a rank's part.
+    """
+    names = row.sources[1::2]
+    starts = [part.start(row, name) for name in names]
+
+    def check(number: int, first: int, rows: npt.NDArray[Any]) -> None:
+        start = starts[number]
+        check_scales(rows, names[number], (start[0] + first, *start[1:]))
+
+    return check

@@ -86,8 +86,8 @@ def decode_e8m0(scales: U8, name: str = "tensor") -> F32:
     return E8M0[scales]
 
 
-def check_scales(scales: U8, name: str, first_row: int = 0) -> None:
-    """Refuse NaN scale bytes; `first_row` is added to the reported index.
+def check_scales(scales: U8, name: str, first: tuple[int, ...] = (0, 0)) -> None:
+    """Refuse NaN scale bytes; `first` is where these begin in the tensor of that name.
 
     Raises:
         WeightsError: naming the tensor, where the first one is, and how many there are.
@@ -95,7 +95,7 @@ def check_scales(scales: U8, name: str, first_row: int = 0) -> None:
     # A full scan that allocates nothing: these arrays have billions of bytes in Engram tables.
     if scales.size and scales.max() == NAN_SCALE:
         bad = np.argwhere(scales == NAN_SCALE)
-        at = [int(bad[0][0]) + first_row, *(int(i) for i in bad[0][1:])]
+        at = [int(i) + start for i, start in zip(bad[0], first, strict=True)]
         raise WeightsError(
             f"{name} holds the NaN scale byte {NAN_SCALE} at {at} ({len(bad)} in all), the limit "
             f"is {NAN_SCALE - 1}: the file is damaged, fetch this shard again"

@@ -165,7 +165,7 @@ def _host(index: CheckpointIndex, row: Row, world: int, rank: int) -> npt.NDArra
 def _mapped(index: CheckpointIndex, row: Row) -> MappedRows:
     codes, scales = (index.raw(source) for source in row.sources)
     for start in range(0, len(scales), _SCAN_ROWS):
-        check_scales(scales[start : start + _SCAN_ROWS], row.sources[1], start)
+        check_scales(scales[start : start + _SCAN_ROWS], row.sources[1], (start, 0))
     return MappedRows(codes, scales)
 
 

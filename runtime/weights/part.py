@@ -46,3 +46,8 @@ class Part:
         return (
             whole if self.world == 1 else whole[stored_slices(row, source, self.world, self.rank)]
         )
+
+    def start(self, row: Row, source: str) -> tuple[int, ...]:
+        """Where this rank's part of a stored matrix begins: row and column."""
+        cuts = stored_slices(row, source, self.world, self.rank) if self.world > 1 else ()
+        return tuple(cut.start or 0 for cut in cuts) or (0, 0)

@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     else:
         os.environ["UF_REQUIRE_GPU"] = "1"
     if not any(a.startswith("tests") for a in arguments):
-        arguments.append("tests/gpu")
+        arguments += ["tests/gpu", "tests/runtime/test_reuse.py"]
     options = ["-o", "addopts=", "-o", "filterwarnings=", "-o", "timeout=0"]
     options += ["-p", "no:cacheprovider", "--import-mode=importlib", "-ra", "--durations=15"]
     return int(pytest.main([*options, "-m", "gpu", *arguments]))

@@ -236,7 +236,7 @@ def test_a_rank_alone_runs_the_model_s_plans(device: Any) -> None:
 
     model, index = Model.from_checkpoint(TINY), CheckpointIndex.open(TINY)
     cache = prepare_cache_dir(RuntimeConfig.from_env())
-    with Uploader(device.arch, cache) as uploader:
+    with Uploader(device, cache) as uploader:
         weights = upload_weights(index, model, uploader.place, None, cache, Share(2, 1))
     backend = emulated(device, weights, 2, 1, 2.0)
     plan = build_decode(Build(model, Capacity(3, 128), 2, BLOCK), 4, 1)

@@ -52,7 +52,7 @@ def open_group(where: str, world: int, config: RuntimeConfig, model: Model, **op
     weights = []
     for rank, device in enumerate(devices):
         device.enter()
-        with Uploader(device.arch, cache) as uploader:
+        with Uploader(device, cache) as uploader:
             part = Part(world, rank)
             weights.append(upload_weights(index, model, uploader.place, None, cache, part))
     return GroupBackend.join(devices, weights, cache, **options)

@@ -208,7 +208,7 @@ class CudaOps:
         self.device = Device.open()
         self._cache = prepare_cache_dir(RuntimeConfig.from_env())
         # Small buffers: weights come in several pieces, as large ones do.
-        self.uploader = Uploader(self.device.arch, self._cache, size=1 << 20)
+        self.uploader = Uploader(self.device, self._cache, size=1 << 20)
         self._placed: dict[tuple[int, Any], tuple[Stored, tuple[int, ...]]] = {}
 
     def prepare(self, chosen: Iterable[Case]) -> None:

@@ -2,14 +2,17 @@
 
 It stands where `runtime/gpu/driver.py` has the bindings (`cu`). Enumerations are the bindings' own;
 a call that this driver does not know is an error of the test. Copies outside of what was allocated
-fail, as a memory checker would have it.
+fail, as a memory checker would have it. Work on streams is done at once, or, for tests that want
+to see what order is really asked for, as late as events and waits allow (`lazy`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,9 +35,47 @@ class Gpu:
     num_sms: int = 4
 
 
+@dataclass(eq=False)
+class Queue:
+    """A stream: work that has not been done yet, numbered."""
+
+    lock: Any
+    context: str
+    work: deque[tuple[int, Callable[[], Any]]] = field(default_factory=deque)
+    count: int = 0
+
+    def push(self, step: Callable[[], Any]) -> int:
+        with self.lock:
+            self.count += 1
+            self.work.append((self.count, step))
+            return self.count
+
+    def run_to(self, number: int) -> None:
+        """Do everything up to a piece of work; another thread may have done it already."""
+        with self.lock:
+            while self.work and self.work[0][0] <= number:
+                self.work.popleft()[1]()
+
+
+@dataclass(eq=False)
+class Moment:
+    """An event: where it was recorded last, and when that happened."""
+
+    at: float = 0.0
+    queue: Queue | None = None
+    number: int = 0
+
+    def happen(self) -> None:
+        if self.queue:
+            self.queue.run_to(self.number)
+
+
 @dataclass
 class FakeCuda:
-    """State of the driver. `fail` maps a call's name to the error that it answers from now on."""
+    """State of the driver. `fail` maps a call's name to the error that it answers from now on;
+    `kernels` gives the ones that do something: the size of their arguments, and what they do with
+    their bytes and grid.
+    """
 
     gpus: tuple[Gpu, ...] = (Gpu(),)
     version: int = 13000
@@ -44,14 +85,22 @@ class FakeCuda:
     launches: list[tuple[Any, ...]] = field(default_factory=list, repr=False)
     allocated: dict[int, Any] = field(default_factory=dict, repr=False)
     pinned: dict[int, Any] = field(default_factory=dict, repr=False)
-    current: str = ""  # context
     linked: bool = True  # whether GPUs can reach each other's memory
     reached: list[tuple[str, str]] = field(default_factory=list)  # (context, peer)
     graph_launches: int = 0
+    lazy: bool = False  # work waits until somebody waits for it
+    kernels: dict[str, tuple[int, Callable[[bytes, tuple[int, ...]], None]]] = field(
+        default_factory=dict, repr=False
+    )
+    _lock: Any = field(default_factory=threading.RLock, repr=False)
+    _queues: list[Queue] = field(default_factory=list, repr=False)
     _capture: list[Callable[[], None]] | None = None
     _captured: set[Any] = field(default_factory=set, repr=False)  # streams that are captured
     _apart: set[Any] = field(default_factory=set, repr=False)  # of these, that have not joined
-    _contexts: list[str] = field(default_factory=list, repr=False)  # of streams 1, 2, ...
+    _here: threading.local = field(default_factory=threading.local, repr=False)
+
+    def __post_init__(self) -> None:
+        self.kernels["uf_move_rows"] = 170 * 24, self._move_rows
 
     def __getattr__(self, name: str) -> Any:
         """Enumerations of the real bindings; calls are those below."""
@@ -62,6 +111,11 @@ class FakeCuda:
         """Calls fail where a test wants it."""
         error = object.__getattribute__(self, "fail").get(name)
         return (lambda *_: (error,)) if error else object.__getattribute__(self, name)
+
+    @property
+    def current(self) -> str:
+        """The context that is current in this thread."""
+        return getattr(self._here, "current", "")
 
     def cuInit(self, flags: int) -> tuple[Any, ...]:
         if not self.library:
@@ -99,7 +153,7 @@ class FakeCuda:
         return OK, f"context of GPU {device}"
 
     def cuCtxSetCurrent(self, context: str) -> tuple[Any, ...]:
-        self.current = context
+        self._here.current = context
         return (OK,)
 
     def cuDeviceCanAccessPeer(self, device: int, peer: int) -> tuple[Any, ...]:
@@ -178,11 +232,25 @@ class FakeCuda:
         return (OK,)
 
     def cuStreamCreate(self, flag: Any) -> tuple[Any, ...]:
-        self._contexts.append(self.current)
-        return OK, real.CUstream(len(self._contexts))
+        self._queues.append(Queue(self._lock, self.current))
+        return OK, real.CUstream(len(self._queues))
 
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
         assert self._capture is None, "waiting is not allowed while a graph is captured"
+        if int(stream):  # 0: the default one, where everything is done at once
+            queue = self._queues[int(stream) - 1]
+            queue.run_to(queue.count)
+        return (OK,)
+
+    def cuStreamWaitEvent(self, stream: Any, event: Moment, flags: int) -> tuple[Any, ...]:
+        queue, other = self._queue_of(stream), event.queue
+        if self._capture is None:
+            return self._queue(stream, Moment(0.0, other, event.number).happen)
+        if other in self._captured:
+            if queue not in self._captured:
+                self._captured.add(queue)
+                self._apart.add(queue)
+            self._apart.discard(other)
         return (OK,)
 
     def cuModuleGetGlobal(self, module: bytes, name: bytes) -> tuple[Any, ...]:
@@ -195,10 +263,17 @@ class FakeCuda:
         grid = config.gridDimX, config.gridDimY, config.gridDimZ
         block = config.blockDimX, config.blockDimY, config.blockDimZ
         launch = function, grid, block, config.sharedMemBytes
-        return self._queue(config.hStream, lambda: self.launches.append(launch))
+        size, act = self.kernels.get(function, (0, lambda raw, grid: None))
+        raw = ctypes.string_at(ctypes.c_uint64.from_address(parameters).value, size)
+
+        def run() -> None:
+            self.launches.append(launch)
+            act(raw, grid)
+
+        return self._queue(config.hStream, run)
 
     def cuStreamBeginCapture(self, stream: Any, mode: Any) -> tuple[Any, ...]:
-        self._capture, self._captured, self._apart = [], {int(stream)}, set()
+        self._capture, self._captured, self._apart = [], {self._queue_of(stream)}, set()
         return (OK,)
 
     def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:
@@ -224,42 +299,52 @@ class FakeCuda:
     def cuGraphLaunch(self, graph: list[Callable[[], None]], stream: Any) -> tuple[Any, ...]:
         self.graph_launches += 1
         for step in graph:
-            step()
+            self._queue(stream, step)
         return (OK,)
 
     def cuEventCreate(self, flag: Any) -> tuple[Any, ...]:
-        return OK, [0.0, None]
+        return OK, Moment()
 
-    def cuEventRecord(self, event: list[Any], stream: Any) -> tuple[Any, ...]:
-        event[:] = time.perf_counter(), int(stream)
+    def cuEventRecord(self, event: Moment, stream: Any) -> tuple[Any, ...]:
+        event.queue = self._queue_of(stream)
+        if self._capture is None:
+            self._queue(stream, lambda: setattr(event, "at", time.perf_counter()))
+        event.number = event.queue.count
         return (OK,)
 
-    def cuStreamWaitEvent(self, stream: Any, event: list[Any], flags: int) -> tuple[Any, ...]:
-        if self._capture is not None and event[1] in self._captured:
-            if int(stream) not in self._captured:
-                self._captured.add(int(stream))
-                self._apart.add(int(stream))
-            self._apart.discard(event[1])
+    def cuEventSynchronize(self, event: Moment) -> tuple[Any, ...]:
+        event.happen()
         return (OK,)
 
-    def cuEventRecordWithFlags(self, event: list[Any], stream: Any, flag: Any) -> tuple[Any, ...]:
+    def cuEventRecordWithFlags(self, event: Moment, stream: Any, flag: Any) -> tuple[Any, ...]:
         assert flag == real.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
         assert self._capture is not None, "such an event belongs into a graph"
-        return self._queue(stream, lambda: self.cuEventRecord(event, stream))
+        return self._queue(stream, lambda: setattr(event, "at", time.perf_counter()))
 
-    def cuEventElapsedTime(self, start: list[Any], end: list[Any]) -> tuple[Any, ...]:
-        return OK, 1e3 * (end[0] - start[0])
+    def cuEventElapsedTime(self, start: Moment, end: Moment) -> tuple[Any, ...]:
+        return OK, 1e3 * (end.at - start.at)
+
+    def _move_rows(self, raw: bytes, grid: tuple[int, ...]) -> None:
+        """What ptx/state/move_rows.cu does."""
+        for to, source, size in np.frombuffer(raw, np.uint64).reshape(-1, 3)[: grid[0]].tolist():
+            self.cuMemcpyDtoD(to, source, size)
+
+    def _queue_of(self, stream: Any) -> Queue:
+        queue = self._queues[int(stream) - 1]
+        assert queue.context == self.current, (
+            f"a stream of {queue.context} while {self.current} is current"
+        )
+        return queue
 
     def _queue(self, stream: Any, step: Callable[[], Any]) -> tuple[Any, ...]:
-        home = self._contexts[int(stream) - 1]
-        assert home == self.current, f"a stream of {home} while {self.current} is current"
-        if self._capture is None:
-            step()
-        else:
-            assert int(stream) in self._captured, (
-                "a graph is captured, and this stream has no part in it"
-            )
+        queue = self._queue_of(stream)
+        if self._capture is not None:
+            assert queue in self._captured, "a graph is captured, and this stream has no part in it"
             self._capture.append(step)
+            return (OK,)
+        number = queue.push(step)
+        if not self.lazy:
+            queue.run_to(number)
         return (OK,)
 
     def _inside(self, address: int, size: int) -> None:

@@ -1,7 +1,7 @@
 """Conversations that come back: how much is reused, and that the answer does not know.
 
 The yardstick is the same engine without a store. The bundled checkpoint has a window of 16 and
-rings of 64; segments are 32 tokens here.
+rings of 64; segments are 32 tokens here. All of it once more on the device, where there is one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from helpers import device
 from helpers.desk import some_ids
 from helpers.forced import ForcedDrafts, Text
 from helpers.points import ASSISTANT, EOS, USER, Rules
@@ -35,15 +36,28 @@ OFTEN = frozenset(range(3, 480, 4))  # stop ids that come soon
 GREEDY, DRAWN = Sampling(0.0), Sampling(1.0, top_p=0.95, seed=11)
 
 
-def open_engine(folder: Path, **settings: Any) -> Engine:
+def open_engine(folder: Path, backend: str, **settings: Any) -> Engine:
     # Fixed widths: what is proposed, and so compared, must not depend on measured times.
     defaults = {"max_seq": 512, "max_sequences": 3, "segment_tokens": EVERY, "width": "all"}
-    return Engine.open(RuntimeConfig(cache_dir=folder, **{**defaults, **settings}))
+    return Engine.open(RuntimeConfig(cache_dir=folder, backend=backend, **{**defaults, **settings}))
+
+
+@pytest.fixture(
+    scope="module", params=["numpy", pytest.param(device.BACKEND, id="gpu", marks=pytest.mark.gpu)]
+)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    engine = open_engine(tmp_path_factory.mktemp("cache"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all engines: compiled kernels are shared."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def opened(folder: Path, backend: str) -> Engine:
+    engine = open_engine(folder, backend)
     assert engine.store is not None
     assert engine.store.stats().points == 0, "the warm-up leaves nothing"
     return engine
@@ -114,6 +128,7 @@ def without_store(engine: Engine, ids: Sequence[int], max_tokens: int = 6, **how
 
 
 def lengths(engine: Engine, role: Role) -> list[int]:
+    engine._reuse.settle(10)  # a device takes a moment
     store = engine.store
     assert isinstance(store, LocalStore)
     points = [entry.point for entry in store._entries.values()]
@@ -327,9 +342,9 @@ def test_three_conversations_side_by_side_under_pressure(engine: Engine) -> None
     assert store.stats().hits > 2
 
 
-def test_another_engine_goes_on(engine: Engine, tmp_path: Path) -> None:
+def test_another_engine_goes_on(engine: Engine, folder: Path, backend: str) -> None:
     """As another server with the same store would: nothing of the first one is needed."""
-    other = open_engine(tmp_path)
+    other = open_engine(folder, backend)
     assert other.fingerprint == engine.fingerprint
     other.use_store(engine.store)
     ids = [BOS, USER, *some_ids(40, 40), ASSISTANT, THINK]
@@ -341,8 +356,8 @@ def test_another_engine_goes_on(engine: Engine, tmp_path: Path) -> None:
     assert moved.said == without_store(engine, follow, 20, sampling=DRAWN).said
 
 
-def test_a_store_that_is_off(tmp_path: Path) -> None:
-    engine = open_engine(tmp_path, store_bytes=0)
+def test_a_store_that_is_off(folder: Path, backend: str) -> None:
+    engine = open_engine(folder, backend, store_bytes=0)
     assert engine.store is None
     ids = [BOS, USER, *some_ids(41, 40), ASSISTANT, THINK]
     first, second = (ask(engine, ids, 3) for _ in range(2))
@@ -415,9 +430,8 @@ def test_salts_keep_tenants_apart(engine: Engine) -> None:
 
 
 @pytest.fixture(scope="module", params=["ced20", "ced21"])
-def ced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    folder = tmp_path_factory.mktemp("cache")
-    return open_engine(folder, prefill=request.param, tail=TAIL, max_sequences=1)
+def ced(request: pytest.FixtureRequest, folder: Path, backend: str) -> Engine:
+    return open_engine(folder, backend, prefill=request.param, tail=TAIL, max_sequences=1)
 
 
 def test_ced_resumes_from_encoder_points(ced: Engine) -> None:
@@ -474,11 +488,10 @@ def test_ced_runs_a_short_suffix_through_all_layers(
     assert answer.finish == "stop"
     start = len(ids) + len(answer.tokens)
     slot = ced._free[-1]  # it still holds the conversation that the engine has forgotten
-    layout, backend = ced._layout, ced._backend
     for at, token in enumerate(suffix, start):
         ced._plans.decode([Part(slot, at, [token])])
     length = start + len(suffix)
-    want = layout.export_point(backend, slot, length, Kind.FULL)
+    want = ced._layout.export_point(ced._backend, slot, length, Kind.FULL)
     begin = ced._reuse.start
 
     def watched(session: Session) -> Run:

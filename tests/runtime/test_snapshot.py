@@ -23,7 +23,7 @@ from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.plan import Life, Ref
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
-from ultraflash.runtime.backend import Array
+from ultraflash.runtime.backend import Array, Bytes
 from ultraflash.runtime.errors import SnapshotError
 from ultraflash.runtime.probe import Probe
 from ultraflash.runtime.resume import Kind
@@ -54,7 +54,7 @@ def cut(length: int, every: int = SEGMENT) -> list[tuple[int, int]]:
 
 def export(
     desk: Desk, slot: int, length: int, kind: Kind = Kind.FULL, every: int = SEGMENT
-) -> tuple[bytes, list[bytes]]:
+) -> tuple[Bytes, list[Bytes]]:
     """A point and the segments up to it: every byte of state that matters at this length."""
     layout, backend = desk.layout, desk.backend
     segments = [layout.export_segment(backend, slot, *span) for span in cut(length, every)]
@@ -258,7 +258,7 @@ def test_rollback_for_every_acceptance_length(desk: Desk, start: int) -> None:
     """A token and seven drafts of which the first few were right: the length tells the rest."""
     want = single_shot(desk)
     desk.extend(KEPT2, 0, IDS[:start])
-    kept: dict[int, tuple[bytes, list[bytes]]] = {}
+    kept: dict[int, tuple[Bytes, list[Bytes]]] = {}
     for at in range(start, start + 8):
         desk.extend(KEPT2, at, IDS[at : at + 1])
         kept[at + 1] = export(desk, KEPT2, at + 1)
@@ -277,14 +277,14 @@ def test_rollback_for_every_acceptance_length(desk: Desk, start: int) -> None:
 
 
 @cache
-def sample(desk: Desk) -> tuple[bytes, tuple[bytes, ...]]:
+def sample(desk: Desk) -> tuple[Bytes, tuple[Bytes, ...]]:
     desk.extend(KEPT, 0, IDS[:65])
     point, segments = export(desk, KEPT, 65)
     return point, tuple(segments)
 
 
 def assert_refused(
-    desk: Desk, point: bytes, segments: Sequence[bytes], length: int, why: str | None = None
+    desk: Desk, point: Bytes, segments: Sequence[Bytes], length: int, why: str | None = None
 ) -> None:
     before = state_of(desk, OTHER)
     with pytest.raises(SnapshotError, match=why):
@@ -307,13 +307,13 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(desk: Desk) -> None
     assert_refused(desk, point, [point, b, c], 65, "no segment of version 1")
     assert_refused(desk, b"", segments, 65, "0 bytes are no point")
     assert_refused(desk, point[:-1], segments, 65, "bytes behind its header, not")
-    assert_refused(desk, point, [a, b + b"\0", c], 65, "bytes behind its header, not")
+    assert_refused(desk, point, [a, bytes(b) + b"\0", c], 65, "bytes behind its header, not")
 
 
 def test_other_versions_kinds_layouts_and_sizes_are_refused(desk: Desk) -> None:
     point, segments = sample(desk)
 
-    def with_header(data: bytes, at: int, form: str, value: int | bytes) -> bytes:
+    def with_header(data: Bytes, at: int, form: str, value: int | bytes) -> bytes:
         changed = bytearray(data)
         struct.pack_into(form, changed, at, value)
         return bytes(changed)
@@ -335,7 +335,7 @@ def test_other_versions_kinds_layouts_and_sizes_are_refused(desk: Desk) -> None:
 @given(data=st.data())
 def test_no_cut_or_changed_header_gets_through(desk: Desk, data: st.DataObject) -> None:
     point, segments = sample(desk)
-    parts = [point, *segments]
+    parts = [bytes(part) for part in (point, *segments)]
     which = data.draw(st.integers(0, len(parts) - 1))
     if data.draw(st.booleans()):
         parts[which] = parts[which][: data.draw(st.integers(0, len(parts[which]) - 1))]

@@ -115,7 +115,7 @@ def test_shards_of_limited_size(tmp_path: Path) -> None:
 def test_a_terminal_gets_a_bar() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
-    with tool._meter(console, "writing", 100) as advance:
+    with tool.meter(console, "writing", 100) as advance:
         advance(100)
     assert "writing" in stream.getvalue()
 
@@ -124,7 +124,7 @@ def test_elsewhere_lines_tell_rate_and_time_left() -> None:
     stream = io.StringIO()
     clock = iter([0.0, 6.0, 7.0, 12.0, 13.0])
     console = Console(file=stream, width=100)
-    with tool._meter(console, "writing", 4 * 10**9, lambda: next(clock)) as advance:
+    with tool.meter(console, "writing", 4 * 10**9, lambda: next(clock)) as advance:
         for _ in range(3):
             advance(10**9)
     assert stream.getvalue().splitlines() == [
