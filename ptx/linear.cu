@@ -221,11 +221,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a)
     }
 }
 #else
-// Eight tiles of columns and 128 rows a CTA; a warp has two tiles and 64 rows. A stage is two tiles deep. FP8 becomes bf16
-// once a CTA, a tile of columns a warp, while the tensor cores have the stage before.
+// Eight tiles of columns and 128 rows a CTA; a warp has two tiles and 64 rows. A stage is two tiles deep.
 constexpr int COLUMN_TILES = 8, ROWS = 128;
 constexpr int W_STAGE = COLUMN_TILES * 2 * PIECES * 32, STAGE = W_STAGE + ROWS * 8;  // in 16 bytes
-constexpr int OPERANDS = COLUMN_TILES * 2 * 64;                                     // of a stage, in bf16
 
 struct Place {
     int tile, tiles;  // first tile of columns, end of the tiles that see the same input
@@ -278,50 +276,13 @@ struct Source {
     }
 };
 
-#if UF_SCALED_w
-// What a warp makes into bf16 of every stage: its tile of columns.
-struct Conversion {
-    u32 scales, next_scales;
-
-    UF_DEVICE void run(const Args& a, const Sizes& s, int tile, int block, int lane, const uint4* codes, uint4* to) {
-        if (block % 32 == 0) scales = next_scales, next_scales = scales_of(a, s, tile, block + 32, lane);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            u32 one[4], two[4];
-            operands(codes + half * 32, __shfl_sync(0xFFFFFFFFu, scales, block % 32 + half), one, two);
-            to[half * 64] = make_uint4(one[0], one[1], one[2], one[3]);
-            to[half * 64 + 32] = make_uint4(two[0], two[1], two[2], two[3]);
-        }
-    }
-};
-#endif
-
-// The products of one tile along K; `w` and `x` are where the warp's first operands are.
-UF_DEVICE void multiply(const uint4* w, const uint4* x, float (&sum)[2][8][4]) {
-    u32 a[2][2][4];  // product, tile of columns
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint4 v = w[i / 2 * 128 + i % 2 * 32];
-        a[i % 2][i / 2][0] = v.x, a[i % 2][i / 2][1] = v.y, a[i % 2][i / 2][2] = v.z, a[i % 2][i / 2][3] = v.w;
-    }
-#pragma unroll
-    for (int some = 0; some < 8; some += 4) {  // so that a sum's two products are not neighbours
-        uint4 v[4];
-#pragma unroll
-        for (int n = 0; n < 4; n++) v[n] = x[(some + n) * 64];
-#pragma unroll
-        for (int i = 0; i < 8; i++) mma(sum[i % 2][some + i / 2], a[0][i % 2], v[i / 2].x, v[i / 2].y);
-#pragma unroll
-        for (int i = 0; i < 8; i++) mma(sum[i % 2][some + i / 2], a[1][i % 2], v[i / 2].z, v[i / 2].w);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a) {
     extern __shared__ uint4 shared[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Sizes s(a);
     Place p(a, s);
     int tile = warp % 4 * 2, rows = warp / 4 * 64;  // of the CTA's
+    const uint4* w = shared + tile * 64 * PIECES + lane;
     const uint4* x = shared + W_STAGE + (rows + lane / 4) * 8;
     int swap = lane / 4 % 2 * 4;
 
@@ -329,36 +290,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a)
     next_kernel_may_start();
     Source source(a, s, p);
     for (int i = 0; i < DEPTH - 1; i++) source.copy(s, 2 * i, shared + i * STAGE);
-#if UF_SCALED_w
-    const uint4* codes = shared + warp * 64 + lane;
-    uint4* bf16s = shared + DEPTH * STAGE;
-    Conversion conversion;
-    conversion.next_scales = scales_of(a, s, p.tile + warp, 0, lane);
-    copies_arrived<DEPTH - 2>();
-    __syncthreads();
-    conversion.run(a, s, p.tile + warp, 0, lane, codes, bf16s + warp * 128 + lane);
-#endif
     float sum[2][8][4] = {}, total[2][8][4];
 #pragma unroll
     for (int i = 0; i < 64; i++) total[i / 32][i / 4 % 8][i % 4] = -0.0f;  // adds nothing to any first part
+    u32 scales = 0, next_scales = scales_of(a, s, p.tile + tile, 0, lane);
     int left = s.part;
     for (int block = 0, at = 0; block < s.blocks; block += 2) {
-        copies_arrived<DEPTH - 2 - UF_SCALED_w>();
+        copies_arrived<DEPTH - 2>();
         __syncthreads();
         source.copy(s, block + 2 * (DEPTH - 1), shared + (at ? at - 1 : DEPTH - 1) * STAGE);
-        int next = at == DEPTH - 1 ? 0 : at + 1;
-#if UF_SCALED_w
-        const uint4* w = bf16s + block / 2 % 2 * OPERANDS;
-        uint4* to = bf16s + (block / 2 + 1) % 2 * OPERANDS + warp * 128 + lane;
-        // Behind the last stage it is what happens to be there, and nothing reads it.
-        conversion.run(a, s, p.tile + warp, block + 2, lane, codes + next * STAGE, to);
-#else
-        const uint4* w = shared + at * STAGE;
-#endif
+        if (block % 32 == 0) {
+            scales = next_scales;
+            next_scales = scales_of(a, s, p.tile + tile, block + 32, lane);
+        }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             if (block + half == s.blocks) break;
-            multiply(w + (tile * 2 + half) * 64 + lane, x + at * STAGE + ((half * 4 + lane % 4) ^ swap), sum);
+            u32 one[2][4], two[2][4];
+            u32 scale = __shfl_sync(0xFFFFFFFFu, scales, block % 32 + half);
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+                operands(w + at * STAGE + (m * 2 + half) * 32 * PIECES, scale, one[m], two[m]);
+#pragma unroll
+            for (int some = 0; some < 8; some += 4) {  // so that a sum's two products are not neighbours
+                uint4 v[4];
+#pragma unroll
+                for (int n = 0; n < 4; n++) v[n] = x[at * STAGE + (some + n) * 64 + ((half * 4 + lane % 4) ^ swap)];
+#pragma unroll
+                for (int i = 0; i < 8; i++) mma(sum[i % 2][some + i / 2], one[i % 2], v[i / 2].x, v[i / 2].y);
+#pragma unroll
+                for (int i = 0; i < 8; i++) mma(sum[i % 2][some + i / 2], two[i % 2], v[i / 2].z, v[i / 2].w);
+            }
             if (--left == 0 || block + half == s.blocks - 1) {
                 left = s.part;
 #pragma unroll
@@ -369,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a)
                         for (int i = 0; i < 4; i++) total[m][n][i] += sum[m][n][i], sum[m][n][i] = 0.0f;
             }
         }
-        at = next;
+        at = at == DEPTH - 1 ? 0 : at + 1;
     }
 #pragma unroll
     for (int m = 0; m < 2; m++)

@@ -18,7 +18,7 @@ _PIECES = {"fp8": 1, "bf16": 2}  # of 16 bytes that a lane has of a tile
 _WIDE_CTAS = 40  # of the kernel for many rows: fewer leave most of a GPU idle
 # Of the kernel for few rows:
 _UNDER_WAY = 20  # tiles along K
-_AT_ONCE = 5  # tiles whose products a warp mixes
+_AT_ONCE = 5  # tiles whose products a warp mixes; fewer rows leave it the registers
 _EXTRA = 0.3  # what a group of tiles costs beside its tiles, in tiles
 _AHEAD = 2  # stages of weights that are asked for before earlier kernels are done
 
@@ -84,8 +84,7 @@ class Linear(Op):
         wide = self.groups * _cover(size // self.groups, 128), _cover(self.x.shape[0], 128)
         if self.x.shape[0] > 16 and prod(wide) >= _WIDE_CTAS:
             stage = 16 * (8 * 2 * _PIECES[self.w.dtype] * 32 + 128 * 8)
-            converted = 2 * 16 * 8 * 2 * 64 if self.w.dtype == "fp8" else 0
-            return _Spread(False, *wide, 256, 1, 1, 1, 4, 4 * stage + converted)
+            return _Spread(False, *wide, 256, 1, 1, 1, 4, 4 * stage)
         return _few(self.x.shape[0], self.w, self.groups)
 
     def flops(self) -> int:
@@ -131,12 +130,16 @@ def _few(rows: int, w: Ref, groups: int) -> _Spread:
     def busiest(m: int) -> float:
         return _cover(_cover(tiles, m) * y, _CTAS) * (m + _EXTRA)
 
-    fitting = [m for m in (4, 3, 2, 1) if groups == 1 or tiles // groups % m == 0]
-    m_tiles = min((m for m in fitting if shared(m, 2) <= _SHARED), key=busiest)
+    def fits(m: int) -> bool:
+        """Sums into registers, operands into shared memory, a group of `w` into tiles."""
+        whole = groups == 1 or tiles // groups % m == 0
+        return whole and m * n_tiles * parts <= 64 and shared(m, 2) <= _SHARED
+
+    m_tiles = min((m for m in (4, 3, 2, 1) if fits(m)), key=busiest)
     x = min(_cover(tiles, m_tiles), max(1, _CTAS // y))
     part = _cover(w.shape[1], 32 * parts)
     even = min(part, 32)  # scales are handed out 32 at a time
-    few = range(1, max(1, _AT_ONCE // m_tiles) + 1)
+    few = range(1, max(1, _AT_ONCE // (m_tiles if n_tiles < 4 else 4)) + 1)
     unroll = max(u for u in few if even % u == 0 and shared(m_tiles, 2 * u) <= _SHARED)
     wanted = min(_UNDER_WAY, part * _cover(tiles, m_tiles * x))
     most = range(2, max(2, _cover(wanted, unroll)) + 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ultraflash.graphs.io import RARE
+from ultraflash.graphs.io import RARE, RESULTS
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Life, Plan
 from ultraflash.runtime.backend import Array, Bytes, Rows, Staged
@@ -245,7 +245,7 @@ class GroupRunner:
             DeviceError: when the plan has no such buffer, or the shape differs.
         """
         ref = self.plan.buffers.get(name)
-        if ref is None or ref.life is Life.SCRATCH or name in RARE:
+        if ref is None or ref.life is Life.SCRATCH or name in RARE + RESULTS:
             self._each(lambda runner: runner.write(name, value))
         else:
             self._runners[0].write(name, value)

@@ -70,7 +70,7 @@ class CudaRunner:
 
     Io lies in pinned memory and on the device alike, in three stretches: what the host writes,
     which every step brings in; the record, which every step brings out; and what is rarely written,
-    which goes over when it is. `read` gives the host's side: of ids what the host wrote.
+    which goes over when it is.
     """
 
     def __init__(
@@ -87,6 +87,8 @@ class CudaRunner:
         self._base = allocate(self.arena.size, f"scratch of {plan.name}")
         self._scratch = {p.name: self._base + p.offset for p in self.arena.places}
         self._place_io(plan, shared)
+        written = {ref.name for node in plan.nodes for ref in node.op.writes()}
+        self._changed = (written & self._io.keys()) - set(RESULTS)  # by the step, not by the host
         arch = backend.device.arch
         self._launches = []
         turn = 0
@@ -144,7 +146,7 @@ class CudaRunner:
         Raises:
             DeviceError: when the plan has no such buffer.
         """
-        if name in self._io:
+        if name in self._io and name not in self._changed:
             return self._io[name]
         ref = self.plan.buffers.get(name)
         if ref is None:
@@ -164,7 +166,7 @@ class CudaRunner:
             raise DeviceError(f"buffer {ref} cannot take an array of shape {value.shape}")
         if name in self._io:
             self._io[name][...] = value
-            if name in RARE:
+            if name in RARE or name in RESULTS:  # steps bring in neither
                 upload(self._io_at[name], self._io[name])
             return
         host = np.ascontiguousarray(value, np.float32) if ref.dtype == "bf16" else value

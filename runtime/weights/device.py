@@ -17,7 +17,7 @@ from ultraflash.graphs.plan import Ref
 from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.formats import check_scales
 from ultraflash.runtime.weights.index import CheckpointIndex
-from ultraflash.runtime.weights.layout import SCALED, Relayout, layout_of
+from ultraflash.runtime.weights.layout import SCALED, Relayout, check_range, layout_of
 from ultraflash.runtime.weights.load import computed_weights
 from ultraflash.runtime.weights.part import Part
 from ultraflash.runtime.weights.table import Row, weight_table
@@ -71,8 +71,8 @@ def upload_weights(
     """Verify the checkpoint and place one rank's part of every weight.
 
     Raises:
-        WeightsError: when the checkpoint does not fit the model, cannot be split or holds NaN
-            scales; the last may come from `place` only after this has returned.
+        WeightsError: when the checkpoint does not fit the model, cannot be split or holds scales
+            out of range; the last may come from `place` only after this has returned.
     """
     index.verify(model)
     rows = list(weight_table(model).values())
@@ -114,5 +114,7 @@ def _scale_check(row: Row, part: Part) -> Check:
     def check(number: int, first: int, rows: npt.NDArray[Any]) -> None:
         start = starts[number]
         check_scales(rows, names[number], (start[0] + first, *start[1:]))
+        if row.format == "fp8":
+            check_range(rows, names[number])
 
     return check

@@ -15,10 +15,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from ultraflash.graphs.numerics import U8
 from ultraflash.graphs.plan import Geometry, Life, Op, Ref
+from ultraflash.runtime.errors import WeightsError
 
 Array = npt.NDArray[Any]
 SCALED = ("fp8", "fp4", "rows8")  # formats whose scales stand in an allocation of their own
+MAX_SCALE = 134  # of dense FP8: kernels multiply codes by 2^(scale - 7) in bf16 (ptx/uf/mma.cuh)
 # Matrices in bf16 that `Linear` multiplies by. All other bf16 weights are vectors, rows that are
 # looked up, or read by kernels of their own.
 _LINEAR = re.compile(
@@ -136,3 +139,17 @@ def stored_sizes(ref: Ref) -> tuple[int, ...]:
     if layout:
         codes = prod(ref.shape[:-2]) * layout.of(*ref.shape[-2:]).y.nbytes
     return (codes, scales) if ref.dtype in SCALED else (codes,)
+
+
+def check_range(scales: U8, name: str) -> None:
+    """Refuse scales of dense FP8 that kernels cannot multiply by.
+
+    Raises:
+        WeightsError: naming the tensor, the scale and the limit.
+    """
+    if scales.max(initial=0) > MAX_SCALE:
+        raise WeightsError(
+            f"{name} holds the scale byte {scales.max()}, kernels take up to {MAX_SCALE} (a factor "
+            f"of {2 ** (MAX_SCALE - 127)}): the file is damaged, or run on the CPU with "
+            f"UF_BACKEND=numpy"
+        )

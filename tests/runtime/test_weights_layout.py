@@ -16,10 +16,12 @@ from ultraflash.graphs.plan import Life, Ref
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.config import BUNDLED_CHECKPOINT
+from ultraflash.runtime.errors import WeightsError
 from ultraflash.runtime.weights.layout import (
     Bf16Tiles,
     Fp8Tiles,
     Relayout,
+    check_range,
     layout_of,
     stored_sizes,
 )
@@ -120,3 +122,12 @@ def test_linears_read_tiles_and_nothing_else_does() -> None:
 def test_sizes_on_the_device(ref: Ref, sizes: tuple[int, ...]) -> None:
     """Tiles take what the stored form takes, but for padding."""
     assert stored_sizes(ref) == sizes
+
+
+def test_scales_that_kernels_cannot_multiply_by() -> None:
+    """The largest factor is 2^127, the last one of bf16."""
+    scales = np.full((2, 3), 134, np.uint8)
+    check_range(scales, "wq_a.scale")
+    scales[1, 2] = 135
+    with pytest.raises(WeightsError, match=r"wq_a.scale holds the scale byte 135, .* up to 134"):
+        check_range(scales, "wq_a.scale")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.compiler import no_compiler
 from helpers.fake_cuda import FakeCuda
 from ultraflash.runtime.errors import DeviceError, WeightsError
 from ultraflash.runtime.gpu.driver import Device, download
@@ -129,6 +130,20 @@ def test_rows_that_no_buffer_holds(uploader: Uploader, layout: Any) -> None:
     row = LANE + 1 if layout is None else LANE // 16 + 1
     with uploader, pytest.raises(DeviceError, match=f"rows of {row} bytes.*larger buffers"):
         uploader.place("w", [np.zeros((2, row), np.uint8)], layout)
+
+
+@pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
+def test_rows_of_tiles_travel_together(cuda: FakeCuda, kernel_cache: Path) -> None:
+    """40 rows of 64 bytes through buffers of 1,100: 16 at a time, so three pieces each; where no
+    rows are padded, matrices share a buffer."""
+    for rows, pieces in ((40, 6), (16, 2), (8, 2)):
+        with Uploader(Device.open(), kernel_cache, buffers=2, size=1100) as uploader:
+            uploader.place("wq_a", [np.zeros((rows, 64), np.uint8)] * 2, Fp8Tiles)
+        assert [launch[0] for launch in cuda.launches] == ["uf_tiles"] * pieces
+        cuda.launches.clear()
+    with Uploader(Device.open(), kernel_cache, buffers=2, size=2048) as uploader:
+        uploader.place("wq_a", [np.zeros((16, 64), np.uint8)] * 2, Fp8Tiles)
+    assert len(cuda.launches) == 1
 
 
 def test_threads_fill_buffers_side_by_side(cuda: FakeCuda, tmp_path: Path) -> None:
