@@ -396,7 +396,8 @@ class Probe(ProbeParts):
             return scores[:, :entries]
         # Scores stand in the pool's order: back to where their entries are.
         size = self.model.candidate_block_size
-        pool = runner.read(f"L{self.model.candidate_source}.attn.pool")[:, : scores.shape[1] // size]
+        pool = runner.read(f"L{self.model.candidate_source}.attn.pool")
+        pool = pool[:, : scores.shape[1] // size]
         whole = np.full((len(scores), -(-entries // size), size), -np.inf, np.float32)
         row, block = np.nonzero(pool >= 0)
         whole[row, pool[row, block]] = scores.reshape(len(scores), -1, size)[row, block]

@@ -199,7 +199,8 @@ class Attention(Op):
     def shape(self) -> AttendShape:
         """Of the launch."""
         count = self.window + (self.sel.shape[1] if self.sel else 0)
-        return AttendShape(*self.q.shape, count, self.round_weights)
+        rows, heads, dim = self.q.shape
+        return AttendShape(rows, heads, dim, count, self.round_weights)
 
     def compiled(self) -> tuple[tuple[str, int], ...]:
         """Sizes of register tiles and shared memory."""

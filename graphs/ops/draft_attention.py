@@ -78,7 +78,8 @@ class DraftAttention(Op):
     @property
     def shape(self) -> AttendShape:
         """Of the launch."""
-        return AttendShape(*self.q.shape, self.window + self.block, self.round_weights)
+        rows, heads, dim = self.q.shape
+        return AttendShape(rows, heads, dim, self.window + self.block, self.round_weights)
 
     def compiled(self) -> tuple[tuple[str, int], ...]:
         """Sizes of register tiles and shared memory."""

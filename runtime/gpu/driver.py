@@ -121,7 +121,7 @@ def allocate(size: int, what: str) -> Address:
             f"{total / 2**30:.2f} GiB are free: lower the context or --max-sequences, or end what "
             f"else runs on this GPU"
         )
-    check(cu.cuMemsetD8(address, 0, max(size, 1)), f"clearing {what}")
+    clear(int(address), max(size, 1))
     return int(address)
 
 
@@ -130,6 +130,7 @@ def upload(address: Address, array: npt.NDArray[Any]) -> None:
     data = np.ascontiguousarray(array)
     if data.nbytes:
         check(cu.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes), "copying to the GPU")
+        _settle("copying to the GPU")
 
 
 def download(address: Address, array: npt.NDArray[Any]) -> None:
@@ -139,13 +140,22 @@ def download(address: Address, array: npt.NDArray[Any]) -> None:
 
 
 def clear(address: Address, size: int) -> None:
-    """Zero device memory."""
+    """Zero device memory and wait."""
     check(cu.cuMemsetD8(address, 0, size), "clearing GPU memory")
+    _settle("clearing GPU memory")
+
+
+def _settle(doing: str) -> None:
+    """Wait for the default stream: the end of a copy from pageable memory may still be under way
+    when the call returns, a memset always may, and our streams do not wait for either.
+    """
+    check(cu.cuStreamSynchronize(0), doing)
 
 
 def copy(to: Address, source: Address, size: int) -> None:
     """Copy inside the device."""
     check(cu.cuMemcpyDtoD(to, source, size), "copying GPU memory")
+    _settle("copying GPU memory")
 
 
 def release(address: Address) -> None:

@@ -33,9 +33,7 @@ class Case:
         self.scales: U8 = rng.integers(120, 132, size=(SLOTS, entries, DIM // 32)).astype(np.uint8)
         self.keys: F64 = dequantise("qmx4", self.codes, self.scales)
 
-    def run(
-        self, layout: Layout, heads: slice = slice(None), pool: I32 | None = None
-    ) -> F32:
+    def run(self, layout: Layout, heads: slice = slice(None), pool: I32 | None = None) -> F32:
         return IndexScores.reference(
             layout.of(self.q)[:, heads], layout.of(self.weight)[:, heads], self.codes, self.scales,
             layout.slot, layout.position, pool, self.ratio, SIZE, SCALE,
@@ -126,9 +124,7 @@ OP = IndexScores(
     SIZE,
     SCALE,
 )
-INSIDE = replace(
-    OP, pool=scratch("b", 6, 5, dtype="i32"), y=scratch("y", 6, 5 * SIZE, dtype="f32")
-)
+INSIDE = replace(OP, pool=scratch("b", 6, 5, dtype="i32"), y=scratch("y", 6, 5 * SIZE, dtype="f32"))
 
 
 def test_launch() -> None:
