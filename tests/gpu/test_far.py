@@ -10,12 +10,11 @@ import pytest
 
 from helpers.compare import assert_same_bits
 from helpers.device_inputs import make_inputs
-from helpers.device_ops import Case, Ops, cases, run_case
+from helpers.device_ops import Ops, cases, run_case
 from helpers.device_weights import Shelf
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
-from ultraflash.graphs.ops.attention import Attention
-from ultraflash.graphs.plan import Life, Ref
+from ultraflash.graphs.plan import Life, Plan, Ref
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
@@ -30,7 +29,8 @@ def release(world: int, max_seq: int, slots: int = SLOTS) -> Build:
     return Build(release_model(), Capacity(slots, max_seq), world, block=5)
 
 
-def of_kind(plan: Any, kind: str) -> list[Case]:
+def of_kind(plan: Plan, kind: str) -> list[Any]:
+    """Cases of one operation of a plan."""
     return [case for case in cases([("far", plan)]) if type(case.op).__name__ == kind]
 
 
@@ -63,14 +63,14 @@ def test_a_row_alone_has_the_bits_of_the_chunk(
 ) -> None:
     """A cluster's groups add up as one CTA's do."""
     for case in of_kind(build_prefill(release(world, 32768, slots=3), 40), "Attention"):
-        op: Attention = replace(case.op, round_weights=rounded)
+        op = replace(case.op, round_weights=rounded)
         made = make_inputs(op, case.rng(1), shelf)
         # Every row but itself from the ring.
         made["row_start"], made["position"] = np.array([0, 1], np.int32), made["position"] | 1023
         made["window_start"][:] = 0
         whole = ops.run(op, made)["y"]
         for row in (0, 17, 39):
-            few = {
+            few: dict[str, Any] = {
                 f.name: replace(value, shape=(1, *value.shape[1:]))
                 for f in fields(op)
                 if isinstance(value := getattr(op, f.name), Ref)

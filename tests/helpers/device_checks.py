@@ -136,10 +136,9 @@ def _hc_mix(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> No
 
 
 def _index_scores(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
-    names = ("codes", "scales", "slot", "position", "pool")
     scale = IndexScores.reference(
-        made["q"], np.abs(made["weight"]), *(made.get(name) for name in names),
-        op.ratio, op.block_size, op.scale,
+        made["q"], np.abs(made["weight"]), made["codes"], made["scales"], made["slot"],
+        made["position"], made.get("pool"), op.ratio, op.block_size, op.scale,
     )  # fmt: skip
     assert_within(got["y"], want["y"], np.where(np.isfinite(scale), 2.0**-22 * scale, 0))
 

@@ -31,6 +31,8 @@ REGISTERS_OF |= {"hc_mix": 80}
 REGISTERS_OF |= {"all_reduce": 112, "all_gather": 112}
 # Of `experts_up` and `experts_down` two CTAs fill an SM, with sums of many rows in registers.
 REGISTERS_OF |= {"experts_up": 255, "experts_down": 255}
+# Tensor-core tiles live in registers: two CTAs of 256 threads share an SM, or one of 512 has it.
+REGISTERS_OF |= {"attention": 128, "draft_attention": 128, "index_scores": 128}
 STATIC_SHARED = 48 << 10
 SHARED = 227 << 10  # of one CTA, static and dynamic, on all three architectures
 GRID_Y = 65_535
