@@ -8,7 +8,7 @@
 
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_accept(const Args a) {
     __shared__ Workspace w;
-    __shared__ Distribution p[UF_MAX_ROWS];
+    __shared__ Distribution p[2], last;  // of a row and the next, and of the row behind which the token comes
     int s = blockIdx.x, first = a.row_start[s], m = a.row_start[s + 1] - first - 1, n = a.logits_1;
     for (int row = first; row <= first + m; row++) {
         if (threadIdx.x == 0) a.logprob[row] = 0.0f;
@@ -34,39 +34,44 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_accept(const Args 
         token = argmax(w, n, logit_at(0));
         while (kept < m && token == a.ids[first + kept + 1]) token = argmax(w, n, logit_at(++kept));
     } else {
-        for (int i = 0; i <= m; i++) {
-            Distribution d = distribution(w, n, logit_at(i), a.temperature[s], a.top_p[s], a.top_k[s]);
-            if (threadIdx.x == 0) p[i] = d;
-            __syncthreads();
-        }
+        auto target = [&](int i) { return distribution(w, n, logit_at(i), a.temperature[s], a.top_p[s], a.top_k[s]); };
+        Distribution first_row = target(0);
+        if (threadIdx.x == 0) p[0] = last = first_row;
+        __syncthreads();
 #if UF_HAS_q
         const float* q = a.q + (i64)max(a.slot[first], 0) * a.q_1 * n;
-        auto drawn = [=](int i, int x) { return (double)q[(i64)i * n + x]; };
+        auto drawn = [=](int i, int x) { return i < a.q_1 ? (double)q[(i64)i * n + x] : 0.0; };
 #else
         auto drawn = [](int, int) { return 0.0; };  // drawn from nothing known: none of them stays
 #endif
         double reach = 1.0, scale = 1.0;
         for (int i = 1; i <= m && reach > 0.0; i++) {
             int draft = a.ids[first + i];
-            double wanted = reach * probability(p[i - 1], logit_at(i - 1), draft);
+            Distribution here = target(i);
+            if (threadIdx.x == 0) p[i & 1] = here;
+            __syncthreads();
+            double wanted = reach * probability(p[i - 1 & 1], logit_at(i - 1), draft);
             double had = drawn(i - 1, draft);
             reach = had > 0.0 ? fmin(wanted, had) / had : 0.0;
             double chance = reach;
             if (i < m) {
                 auto logit = logit_at(i);
                 double rest = total_of_ids(w, n, [&](int x) {
-                    return reach > 0.0 ? fmax(reach * probability(p[i], logit, x) - drawn(i, x), 0.0) : 0.0;
+                    return reach > 0.0 ? fmax(reach * probability(p[i & 1], logit, x) - drawn(i, x), 0.0) : 0.0;
                 });
                 chance = rest + (1.0 - reach) > 0.0 ? rest / (rest + (1.0 - reach)) : 1.0;
             }
             double coin = uniform(a.seed[s], a.position[first] + i, a.step[s], PURPOSE_ACCEPT);
-            if (coin < chance) kept = i, scale = reach;
+            if (coin < chance) {
+                kept = i, scale = reach;
+                if (threadIdx.x == 0) last = p[i & 1];
+            }
             __syncthreads();
         }
         auto logit = logit_at(kept);
         double u = uniform(a.seed[s], a.position[first] + kept + 1, a.step[s], PURPOSE_RESIDUAL);
-        auto whole = [&](int x) { return probability(p[kept], logit, x); };
-        auto left = [&](int x) { return fmax(scale * probability(p[kept], logit, x) - drawn(kept, x), 0.0); };
+        auto whole = [&](int x) { return probability(last, logit, x); };
+        auto left = [&](int x) { return fmax(scale * probability(last, logit, x) - drawn(kept, x), 0.0); };
         bool residual = kept < m && total_of_ids(w, n, left) > 0.0;
         __syncthreads();
         token = residual ? pick(w, n, u, left) : pick(w, n, u, whole);

@@ -9,11 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ultraflash.graphs.capacity import MAX_ROWS
-from ultraflash.graphs.errors import PlanError
 from ultraflash.graphs.numerics import F32, F64
 from ultraflash.graphs.philox import U32, U64
-from ultraflash.graphs.plan import Geometry, Launch, Op, Ref
+from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.sampling import TOP_LOGPROBS, constrain, distribution, log_softmax
 from ultraflash.graphs.verify import block_verify, greedy_verify, verify_draws
@@ -110,20 +108,6 @@ class Accept(Op):
                 logs.fill(own.start, final, [*drafts[0, : kept[0]].tolist(), int(last[0])])
         return accepted, token, logs.logprob, logs.top_ids, logs.top_logprobs
 
-    def launch(self, arch: str) -> Launch:
-        """As every operation's.
-
-        Raises:
-            PlanError: when a sequence could have more rows than a CTA keeps distributions of.
-        """
-        rows = self.logits.shape[0]
-        if rows > MAX_ROWS:
-            raise PlanError(
-                f"{rows} rows are to be verified on {arch}, where a sequence may have {MAX_ROWS} "
-                f"at most: build a plan of fewer rows"
-            )
-        return super().launch(arch)
-
     def geometry(self) -> Geometry:
         """A CTA a sequence."""
         return Geometry(self.token.shape[0])
@@ -137,10 +121,11 @@ class Accept(Op):
 
 
 def _drawn(q: F32 | None, slot: int, count: int, vocab: int) -> F64:
-    """What the drafts of a slot were drawn from, [1, count, V]."""
-    if q is None or count == 0:
-        return np.zeros((1, count, vocab))
-    return q[slot, None, :count].astype(np.float64)
+    """What the drafts of a slot were drawn from, [1, count, V]; zero where nobody knows."""
+    drawn = np.zeros((1, count, vocab))
+    if q is not None:
+        drawn[0, : q.shape[1]] = q[slot, :count]
+    return drawn
 
 
 class _Logprobs:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
-from ultraflash.graphs.capacity import MAX_ROWS
 from ultraflash.graphs.plan import Op, Ref
 from ultraflash.runtime.gpu.exchange import DECLARATION, Exchange
 
@@ -28,8 +27,8 @@ Address = Callable[[Ref], tuple[int, ...]]
 
 def struct_text(op: Op) -> str:
     """The C declaration of `Args` for this operation's buffer types, and its defines."""
-    members, defines = [], [f"#define UF_MAX_ROWS {MAX_ROWS}"]
-    defines += [f"#define UF_{name} {value}" for name, value in op.variant().items()]
+    members = []
+    defines = [f"#define UF_{name} {value}" for name, value in op.variant().items()]
     for name, kind, _ in _members(op, lambda ref: (0, 0)):
         members.append(f"    {kind} {name};")
     for f in fields(op):

@@ -161,7 +161,6 @@ def test_pointers_stand_first_so_that_nothing_is_padded_between_them() -> None:
 def test_defines_tell_what_is_there() -> None:
     found = defines(struct_text(toy(bias=weight("b", 96, dtype="f32"))))
     assert {k: v for k, v in found.items() if not k.startswith("UF_SIZE")} == {
-        "UF_MAX_ROWS": "16",
         "UF_HAS_x": "1", "UF_SCALED_x": "0",
         "UF_HAS_w": "1", "UF_SCALED_w": "1",
         "UF_HAS_table": "0",
