@@ -117,7 +117,9 @@ def test_text_and_bytes_agree(changed: dict[str, object]) -> None:
 def test_text_and_bytes_agree_for_every_operation_of_the_release() -> None:
     """The compiler's own word on the same is asked for in tests/ptx/test_compile.py."""
     build = Build(release_model(), Capacity(5, 1 << 20), block=5)
-    ops = {n.op for n in device_nodes(Served((1, 8), prefill="ced21").plans(build))}
+    ops = {
+        n.op for n in device_nodes(Served((1, 8), chunks=(16, 1024), prefill="ced21").plans(build))
+    }
     assert {op.stem() for op in ops} == set(ptx.stems())
     for op in ops:
         assert_agree(op)
