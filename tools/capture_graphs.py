@@ -210,17 +210,23 @@ def _kernel_table(ops: dict[Unit, Op], done: Sequence[Compiled], archs: Sequence
 
 
 def _difference(op: Op, variants: Sequence[Op]) -> str:
-    """As many of the buffers' types as it takes to tell a kernel's variants apart."""
+    """As much of what a kernel is compiled for as it takes to tell its variants apart."""
     told: list[str] = []
-    for name in op.__dataclass_fields__:
+    for name in _traits(op):
         longer = [*told, name]
         if _distinct(variants, longer) > _distinct(variants, told):
             told = longer
-    return ", ".join(f"{name} {_kind(getattr(op, name))}" for name in told)
+    return ", ".join(f"{name} {_traits(op)[name]}" for name in told)
 
 
 def _distinct(variants: Sequence[Op], names: Sequence[str]) -> int:
-    return len({tuple(_kind(getattr(op, name)) for name in names) for op in variants})
+    return len({tuple(_traits(op)[name] for name in names) for op in variants})
+
+
+def _traits(op: Op) -> dict[str, str]:
+    """Types of buffers, and values that are compiled in."""
+    types = {name: _kind(getattr(op, name)) for name in op.__dataclass_fields__}
+    return types | {name.lower(): str(value) for name, value in op.variant().items()}
 
 
 def _kind(value: object) -> str:
