@@ -11,7 +11,7 @@ extern __shared__ int counts[];
 UF_DEVICE int total(int x) { return (int)block_sum((double)x); }
 
 extern "C" __global__ void __launch_bounds__(512) uf_expert_rows(const Args a) {
-    __shared__ int found[16];
+    __shared__ int found[16];  // places of this expert by warp
     int expert = blockIdx.x, pairs = a.order_0, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     for (int e = thread; e < a.experts; e += blockDim.x) counts[e] = 0;
     __syncthreads();
@@ -30,18 +30,20 @@ extern "C" __global__ void __launch_bounds__(512) uf_expert_rows(const Args a) {
     }
     if (expert == a.experts - 1)
         for (int i = all * 3 + thread; i < a.chunks_0 * 3; i += blockDim.x) a.chunks[i] = 0;
-    for (int start = 0; own && start < pairs; start += blockDim.x) {
-        int q = start + thread;
-        bool mine = q < pairs && a.ids[q] == expert;
-        u32 votes = __ballot_sync(0xFFFFFFFFu, mine);
-        if (lane == 0) found[warp] = __popc(votes);
-        __syncthreads();
-        int at = before + __popc(votes & ((1u << lane) - 1u));
-        for (int w = 0; w < (int)blockDim.x / 32; w++) {
-            at += w < warp ? found[w] : 0;
-            before += found[w];
-        }
-        if (mine) a.order[at] = q;
-        __syncthreads();
+    // A warp has a run of ids: it counts its own places, then knows where they go.
+    int words = (pairs + 31) / 32, each = (words + 15) / 16, first = warp * each, last = min(first + each, words), at = 0;
+    auto mine = [&](int word) { return word * 32 + lane < pairs && a.ids[word * 32 + lane] == expert; };
+#pragma unroll 4
+    for (int word = first; word < last; word++) at += __popc(__ballot_sync(0xFFFFFFFFu, mine(word)));
+    if (lane == 0) found[warp] = at;
+    __syncthreads();
+    at = before;
+    for (int w = 0; w < warp; w++) at += found[w];
+#pragma unroll 4
+    for (int word = first; word < last; word++) {
+        bool here = mine(word);
+        u32 votes = __ballot_sync(0xFFFFFFFFu, here);
+        if (here) a.order[at + __popc(votes & ((1u << lane) - 1u))] = word * 32 + lane;
+        at += __popc(votes);
     }
 }

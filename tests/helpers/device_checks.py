@@ -166,8 +166,9 @@ def _attention(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) ->
 
 
 def _experts_up(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
-    """A rounding of gate or up may fall to the other side: one unit of each, through the gate. Where
-    one of them is nearly 0, what fp32 loses of its products shows beside it.
+    """A rounding of gate or up may fall to the other side: one unit of each, through the gate.
+
+    Where one of them is nearly 0, what fp32 loses of its products shows beside it.
     """
     x, ids, slack = made["x"].astype(np.float64), made["ids"], np.zeros(want["y"].shape)
     w1, w3 = (made[name].values(some.columns) for name in ("w1", "w3"))

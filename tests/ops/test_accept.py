@@ -300,14 +300,15 @@ class Block:
     temperature: float = 1.0
     forbidden: tuple[int, ...] = ()
     known: bool = True  # what the drafts were drawn from
+    size: int = 8  # of the block
 
     def run(self) -> tuple[int, int]:
         rows, vocab = self.p.shape
         bits = np.stack([words(vocab, frozenset({t}) if t >= 0 else frozenset())
                          for t in
                          (*self.forbidden, *[-1] * (rows - len(self.forbidden)))])  # fmt: skip
-        kept = np.zeros((4, 8, vocab), np.float32)
-        kept[2, : rows - 1] = self.q
+        kept = np.zeros((4, self.size, vocab), np.float32)
+        kept[2, : rows - 1] = self.q[: self.size]
         accepted, token, *_ = Accept.reference(
             np.log(self.p).astype(np.float32), np.array([1, *self.drafts], np.int32),
             np.full(rows, 2, np.int32), np.arange(7, 7 + rows, dtype=np.int32),
@@ -357,7 +358,7 @@ def test_drafts_behind_the_block_that_was_kept_do_not_stay(rng: np.random.Genera
     for seed in range(40):
         block = replace(random_block(rng, 3), seed=seed)
         longer += block.run()[0] > 1
-        assert replace(block, q=block.q[:1]).run()[0] <= 1
+        assert replace(block, size=1).run()[0] <= 1
     assert longer, "with all of q more would have stayed"
 
 

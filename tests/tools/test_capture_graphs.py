@@ -44,7 +44,7 @@ def cells(text: str, kernel: str) -> list[str]:
 def test_kernels_are_compiled_then_found(capsys: pytest.CaptureFixture[str], kernels: Path) -> None:
     arguments = ("--compile-only", *SMALL, "--arch", "sm_90a,sm_103a", "--threads", "2")
     first = shown(capsys, *arguments)
-    registers, shared, stack, spills, seconds = cells(first, "gate")
+    registers, shared, stack, spills, seconds = cells(first, "rms_norm")
     assert all(0 < int(r) <= 255 for r in registers.split("/"))
     assert (int(shared) > 0, stack, spills) == (True, "0", "0")
     assert seconds == "cached" or float(seconds) > 0
@@ -56,8 +56,8 @@ def test_kernels_are_compiled_then_found(capsys: pytest.CaptureFixture[str], ker
     assert f"{total} kernels for sm_90a, sm_103a: 0 compiled, {total} from " in again
     words = " ".join(again.split())  # the line is longer than the terminal
     assert re.search(r"in [\d.]+ s with 2 threads; all again from there in \d\.\d\d s", words)
-    assert cells(again, "gate")[:4] == [registers, shared, stack, spills]
-    assert cells(again, "gate")[4] == "cached"
+    assert cells(again, "rms_norm")[:4] == [registers, shared, stack, spills]
+    assert cells(again, "rms_norm")[4] == "cached"
     assert (kernels / "cubin").is_dir()
 
 

@@ -129,7 +129,8 @@ def test_a_step_from_io_to_io(cuda: FakeCuda, opened: Callable[..., Backend]) ->
     """With kernels that do nothing: what is launched, captured once, replayed, and copied."""
     backend = opened()
     assert isinstance(backend, CudaBackend)
-    assert {launch[0] for launch in cuda.launches} == {"uf_tiles"}, "weights are laid out"
+    layouts = {launch[0] for launch in cuda.launches}
+    assert layouts == {"uf_tiles", "uf_fp4_tiles", "uf_fp4_scales"}, "weights are laid out"
     cuda.launches.clear()
     model = Model.from_checkpoint(TINY)
     plan = build_decode(Build(model, Capacity(3, 64), block=model.draft_block), 3, 1)
