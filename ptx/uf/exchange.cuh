@@ -8,7 +8,8 @@
 //
 // Why no word is overwritten before it was taken, and none is taken twice:
 //  1. All ranks run the same exchanges in the same order, one after the other: a kernel starts when the one before it
-//     on its rank has ended, with all its writes in the memory of that GPU (stream order). Consecutive pieces use
+//     on its rank has ended, with all its writes in the memory of that GPU (stream order; a kernel between two exchanges
+//     that starts early still waits for this before it ends). Consecutive pieces use
 //     consecutive stages, also across kernels of a graph. Between launches of graphs, all ranks have ended.
 //  2. A thread takes the same words that it sends, and sends piece p + 1 after it took piece p from every rank. So
 //     when rank A sends piece p + 1 of a message, the same thread of rank B has sent piece p, hence emptied p - 1
