@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from ultraflash.graphs.exchange import spread
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.ops._exchange import spread
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ultraflash.graphs.exchange import spread
 from ultraflash.graphs.numerics import F32, to_bf16
-from ultraflash.graphs.ops._exchange import spread
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
 

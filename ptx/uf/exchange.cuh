@@ -17,7 +17,7 @@
 //  3. When rank A begins a message, its last one is complete, so every thread of B that had words of the last piece has
 //     sent them. A thread that had none (the last piece is shorter) may still be taking the piece before; its stage is
 //     not the next but the one after, whose first use needs B's answer out of the next kernel. Two stages would not do.
-//  4. All CTAs of all ranks wait for each other: their number fits a GPU at once (graphs/ops/_exchange.py).
+//  4. All CTAs of all ranks wait for each other: their number fits a GPU at once (graphs/exchange.py).
 //  5. Words of 4 bytes arrive whole; 16 bytes are four such words, each with its own flag.
 // A rank that does not come within some ten seconds is an error (a trap) and no hang.
 #include <uf/types.cuh>
