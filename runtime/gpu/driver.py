@@ -302,8 +302,10 @@ class Stream:
         The driver spins as long as there are more processors than contexts; asking again and again
         was no faster.
         """
-        waited = cu.cuEventSynchronize(event.handle) if event else cu.cuStreamSynchronize(self.handle)
-        check(waited, "a step", _LOST)
+        if event:
+            check(cu.cuEventSynchronize(event.handle), "a step", _LOST)
+        else:
+            check(cu.cuStreamSynchronize(self.handle), "a step", _LOST)
         self.ended_ns = time.perf_counter_ns()
 
 
