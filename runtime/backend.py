@@ -59,14 +59,22 @@ class Runner(Protocol):
     def plan(self) -> Plan:
         """The plan that `run` executes."""
 
+    @property
+    def places(self) -> int:
+        """Places for a record, 1 or 2: as many launches may be under way at once."""
+
     def run(self, span: slice | None = None) -> None:
         """Execute the nodes of the plan, or only those of `span`, on every rank."""
 
-    def launch(self) -> None:
-        """Begin to execute the plan with what io holds now, behind what was launched before."""
+    def launch(self, place: int = 0) -> None:
+        """Begin to execute the plan with what io holds now, behind what was launched before. The
+        record comes to `place`, where nobody needs the one before any more.
+        """
 
-    def wait(self) -> None:
-        """Return when what was launched is done; io may then be read and written."""
+    def wait(self, place: int = 0) -> None:
+        """Return when the latest launch to `place` is done; its record is read from now on. Io may
+        be written when nothing is under way.
+        """
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents as the reference operations see them (bf16 as float32). Not to be

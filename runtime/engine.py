@@ -21,7 +21,7 @@ from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
 from ultraflash.runtime.content import Marks
 from ultraflash.runtime.errors import ConfigError
 from ultraflash.runtime.fingerprint import fingerprint
-from ultraflash.runtime.plans import Again, Plans, Result
+from ultraflash.runtime.plans import Plans, Result
 from ultraflash.runtime.profiles import DEFAULT_BLOCK, select_profile
 from ultraflash.runtime.request import Generation, Step, check_request
 from ultraflash.runtime.resume import Kind
@@ -126,7 +126,6 @@ class Engine:
         self._queue = deque((k, r) for k, r in self._queue if k != key)
         for session in self._live():
             if session.key == key:
-                self._plans.settle()  # before its slot is another's
                 self._reuse.finish(session)
                 self._retire(session)
 
@@ -137,7 +136,6 @@ class Engine:
 
     def close(self) -> None:
         """Forget all requests."""
-        self._plans.settle()
         self._queue.clear()
         for session in self._live():
             self._retire(session)
@@ -189,7 +187,7 @@ class Engine:
         sessions = list(self._running)
         kept = self._widths.choose(sessions)
         parts = [s.verify(n) for s, n in zip(sessions, kept, strict=True)]
-        results = self._plans.decode(parts, self._again(sessions))
+        results = self._plans.decode(parts, self._repeats(sessions))
         decode_ms = (time.perf_counter() - started) * 1e3
         self._widths.learn(decode_ms, [s.confidence for s in sessions], kept, results)
         for session, result in zip(sessions, results, strict=True):
@@ -199,14 +197,13 @@ class Engine:
             for s, r, n in zip(sessions, results, kept, strict=True)
         ]
 
-    def _again(self, sessions: list[Session]) -> Again | None:
-        """How to tell that the next step will be like this one; None where that is not known.
+    def _repeats(self, sessions: list[Session]) -> bool:
+        """Whether the next step will be like this one unless somebody says a stop id.
 
         With drafts the next step's rows depend on this one's result, and whoever waits joins.
         """
-        if self._drafting or self._queue or self._prefilling or self._ready:
-            return None
-        return lambda results: all(map(Session.goes_on, sessions, results))
+        waiting = self._queue or self._prefilling or self._ready
+        return not (self._drafting or waiting) and all(session.goes_on(1) for session in sessions)
 
     def _deliver(self, session: Session, result: Result, decode_ms: float, rows: int) -> Step:
         tokens, finish = session.take(result)
@@ -239,6 +236,7 @@ class Engine:
             self._ready.remove(session)
         elif session in self._running:
             self._running.remove(session)
+        self._plans.settle()  # what is under way may be a step of its slot
         self._reuse.forget(session)
         self._free.append(session.slot)
 

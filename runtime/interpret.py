@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ultraflash.graphs.io import RESULTS
 from ultraflash.graphs.plan import Life, Node, Plan, Ref
 from ultraflash.runtime.backend import Array, Bytes, Rows, Staged, check_size
 from ultraflash.runtime.errors import DeviceError
@@ -177,6 +178,9 @@ class NumpyRunner:
         io = {r.name: np.zeros(r.shape, _DTYPES[r.dtype]) for r in plan.of_life(Life.IO)}
         self._env: list[dict[str, Array]] = [dict(io) for _ in range(backend.world)]
         self._calls = [self._bind(node) for node in plan.nodes]
+        self._records: dict[int, list[dict[str, Array]]] = {}  # by place, of every rank
+
+    places = 2
 
     def run(self, span: slice | None = None) -> None:
         """Execute nodes in order, all ranks of one node before the next node."""
@@ -190,12 +194,17 @@ class NumpyRunner:
                     arguments[index] = env[name]
                 self._store(call, env, call.reference(*arguments))
 
-    def launch(self) -> None:
+    def launch(self, place: int = 0) -> None:
         """Execute the plan at once."""
         self.run()
+        self._records[place] = [
+            {name: env[name] for name in RESULTS if name in env} for env in self._env
+        ]
 
-    def wait(self) -> None:
+    def wait(self, place: int = 0) -> None:
         """It is done already."""
+        for env, record in zip(self._env, self._records[place], strict=True):
+            env |= record
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer by name: io, scratch after the node that wrote it ran, or state.

@@ -36,8 +36,14 @@ class _Next(NamedTuple):
     ids: list[int]
 
 
+class _Ahead(NamedTuple):
+    """A step that is under way before anybody asked for it."""
+
+    runner: Runner
+    place: int  # of its record
+
+
 _NOTHING = _Next(-1, 0, [])
-Again = Callable[[list[Result]], bool]
 
 
 class Plans:
@@ -49,24 +55,27 @@ class Plans:
         self._runners: dict[tuple[str, int, int], Runner] = {}
         self._desks: dict[Runner, Desk] = {}
         self._next: dict[int, _Next] = {}  # by slot
-        self._ahead: Runner | None = None  # its next step is under way already
+        self._ahead: _Ahead | None = None
 
-    def decode(self, parts: list[Part], again: Again | None = None) -> list[Result]:
+    def decode(self, parts: list[Part], ahead: bool = False) -> list[Result]:
         """A decode step of all parts together.
 
-        `again`: asked, when there are results, whether the next step will be one of the same
-        sequences with as many rows each and nothing else changed. Then it is launched before
-        anybody looks at the results: all it needs is on the device. Whoever said so and asks for
-        another step has lost what drafts of these sequences were drawn from, and some time.
+        `ahead`: unless a result ends it, the next step will be one of the same sequences with as
+        many rows each and nothing else changed. Then it is queued behind this one before anybody
+        waits: all it needs is on the device. There has to be room for its rows.
+
+        Who asks for another step after all has lost some time, and what drafts of these sequences
+        were drawn from. Their state is whole: what a step changes is addressed by position, so that
+        its rows are like rejected ones, which rings have room for (`Capacity.ring`).
         """
         key = "decode", sum([len(p.ids) for p in parts]), len(parts)
         runner = self._runners.get(key) or self.decode_runner(*key[1:])
-        return self._run(runner, parts, [self._follows(p) for p in parts], again)
+        return self._run(runner, parts, [self._follows(p) for p in parts], ahead)
 
     def settle(self) -> None:
-        """Wait for a step that was launched ahead; nobody will ask for it."""
+        """Wait for a step that was queued ahead; nobody will ask for it."""
         if self._ahead:
-            self._ahead.wait()
+            self._ahead.runner.wait(self._ahead.place)
             self._ahead = None
             self._next.clear()  # of its sequences the device expects what nobody knows
 
@@ -132,25 +141,27 @@ class Plans:
 
     def _run(
         self, runner: Runner, parts: list[Part], follows: Sequence[bool] = (False,),
-        again: Again | None = None,
+        ahead: bool = False,
     ) -> list[Result]:  # fmt: skip
-        started, desk = time.perf_counter(), self._desks[runner]
-        if self._ahead is not runner or not desk.holds(parts, follows):
+        started, desk, place = time.perf_counter(), self._desks[runner], 0
+        if self._ahead and self._ahead.runner is runner and desk.holds(parts, follows):
+            place = self._ahead.place
+        else:
             if self._ahead:
                 self.settle()
                 follows = [False] * len(parts)
             desk.write(parts, follows)
             runner.launch()
         self._ahead = None
-        runner.wait()
+        if ahead and desk.repeats and runner.places > 1:
+            self._ahead = _Ahead(runner, 1 - place)
+            runner.launch(1 - place)
+        runner.wait(place)
         if self._config.trace:
             self._record(self._config.trace, runner, parts, started)
         if "io.token" not in runner.plan.buffers:
             return []
         results = self._results(runner, len(parts))
-        if again and desk.repeats and again(results):
-            runner.launch()
-            self._ahead = runner
         decoding = runner.plan.name == "decode"
         for part, result in zip(parts, results, strict=True):
             rows = 1 + result.accepted if decoding else len(part.ids)

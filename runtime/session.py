@@ -81,15 +81,13 @@ class Session:
         left = min(self.request.max_tokens - self.generated, self.max_seq - len(self.ids))
         return max(0, min(left - 1, len(self.drafts)))
 
-    def goes_on(self, result: Result) -> bool:
-        """Whether the step behind one that gave this would be like it: no reason to stop, and the
-        same tokens banned.
+    def goes_on(self, rows: int) -> bool:
+        """Whether the step behind one of so many rows will be like it unless that one gives a
+        stop id: room for what both may give, and the same tokens banned.
         """
-        tokens = (*self.drafts[: result.accepted], result.token)
         left = min(self.request.max_tokens - self.generated, self.max_seq - len(self.ids))
-        ends = self.eos in tokens or not self.request.stop_ids.isdisjoint(tokens)
-        steady = self.request.ignore_eos or self.generated >= self.request.min_tokens
-        return steady and not ends and len(tokens) + len(result.drafts) < left
+        steady = self.request.ignore_eos or not self._short
+        return steady and 2 * rows <= left
 
     def chunk(self, rows: int) -> Part:
         """The next `rows` positions of the prompt as rows of a prefill."""

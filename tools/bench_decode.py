@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ultraflash.runtime.gpu.runner import CudaRunner
 
 _READ = ("io.accepted", "io.token", "io.drafts", "io.confidence")
+_FEWEST_STEPS = 6  # that a context has room for: one to begin with, one behind the last
 _SPAN = 1024  # positions that the steps of one measurement move over
 _ID, _ENDLESS = 7, 1 << 30  # tokens in front of a session's steps, and room behind them
 _GATE_STEPS = 4  # steps whose experts are counted
@@ -54,10 +55,13 @@ _COLUMNS = (
 )  # fmt: skip
 _EXAMPLES = """\
 columns:
-  step      milliseconds from one launch to the next, everything included: median and p99
+  step      milliseconds from one launch to the next, everything included: median and p99; the
+            host writes all of io, and launches when it has read the record
   gpu       the graph alone, between two events
-  gap       step minus gpu, microseconds: how long the GPU waits if the host writes all of io
-  host      microseconds between two graphs of a session that goes on (Plans.decode)
+  gap       microseconds that the GPU is idle between two graphs, by its own clock, of a session
+            whose next step is queued before this one's record is read (Plans.decode, ahead)
+  host      microseconds of that session's host from the end of a graph until it has queued the one
+            behind the next; the GPU is busy meanwhile
   distinct  different experts a layer, of those that independent choices would give
   GB        weights, state and looked up rows that the step has to read
   % read    GB / step against a kernel that does nothing but read
@@ -123,7 +127,7 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--steps must be at least 2, got {options.steps}")
     if options.routing != "random" and options.weights != "synthetic":
         raise ConfigError(f"--routing {options.routing} is steered by --weights synthetic")
-    if min(options.context) < 2 * max(options.rows):
+    if min(options.context) < _FEWEST_STEPS * max(options.rows):
         raise ConfigError(f"--context {min(options.context)} is too short for steps of these rows")
     shard = open_shard(options, max(options.context))
     gpu_arguments.check_drafts(max(options.rows), shard.build.block, options.temperature)
@@ -175,11 +179,10 @@ def _measured(shard: Shard, options: argparse.Namespace, read: float) -> Iterato
         for context in options.context:
             parts = list(_steps(shard, rows, context, options))
             warm, timed = parts[: options.warm], parts[options.warm :]
-            _loop(runner, shard.backend, warm, options.seconds)
-            loop = _loop(runner, shard.backend, timed, options.seconds)
+            _loop(runner, warm, options.seconds)
+            loop = _loop(runner, timed, options.seconds)
             gpu = _gpu_ms(runner, shard.backend, timed[: len(loop) + 1])
-            host = _host_us(shard, rows, context, options)
-            gap = [1e3 * (step - float(np.median(gpu))) for step in loop]
+            gap, host = _ahead_us(shard, rows, context, options)
             needed = bytes_to_read(_plan_of(shard, rows, context), distinct)
             speed = needed / _percentile(loop, 50) / 1e9
             yield Row(
@@ -240,9 +243,7 @@ def _steps(shard: Shard, rows: int, context: int, options: argparse.Namespace) -
         yield Part(SLOT, context - (span - number % span) * rows, ids, draw)
 
 
-def _loop(
-    runner: CudaRunner, backend: CudaBackend, steps: Sequence[Part], seconds: float
-) -> list[float]:
+def _loop(runner: CudaRunner, steps: Sequence[Part], seconds: float) -> list[float]:
     """Milliseconds of every step but the first, from launch to launch; no new ones after a time."""
     launched: list[float] = []
     for part in steps:
@@ -251,33 +252,38 @@ def _loop(
         write_step(runner, [part])
         runner.launch()
         launched.append(time.perf_counter())
-        backend.stream.wait()
+        runner.wait()
         for name in _READ:
             if name in runner.plan.buffers:
                 runner.read(name).tolist()
     return [1e3 * (after - before) for before, after in pairwise(launched)]
 
 
-def _host_us(shard: Shard, rows: int, context: int, options: argparse.Namespace) -> list[float]:
-    """What the host needs between two graphs when a session of the engine goes on: from the end of
-    one, as the host sees it, until the next is launched. Its tokens are its own: no routing.
+def _ahead_us(
+    shard: Shard, rows: int, context: int, options: argparse.Namespace
+) -> tuple[list[float], list[float]]:
+    """A session of the engine that runs ahead: how long the device is idle between two graphs, and
+    the host's part of a step. Its tokens are its own: no routing.
     """
-    steps = min(options.steps, max(_SPAN // rows, 1), (context - 1) // rows - 1)
+    steps = min(max(options.steps, _FEWEST_STEPS), max(_SPAN // rows, 1), (context - 1) // rows - 1)
     ids = (_ID,) * (context - (steps + 1) * rows)
     how = Sampling(options.temperature, 0.95 if options.temperature else 1.0, seed=1)
     request = Generation(ids, _ENDLESS, how, ignore_eos=True)
     session = Session.start("bench", request, SLOT, shard.model.eos, _ENDLESS)
     session.done, session.drafts = len(ids) - 1, (_ID,) * shard.build.block
-    stream, times = shard.backend.stream, []
+    stream, runner = shard.backend.stream, shard.decode_runner(rows)
+    times, host = [], []
     for _ in range(steps):
-        results = shard.plans.decode(
-            [session.verify(rows - 1)], lambda results: session.goes_on(*results)
-        )
-        times.append(1e-3 * (stream.launched_ns - stream.ended_ns))
-        session.advance(results[0])
-        session.take(results[0])
+        seen_ns = stream.ended_ns
+        (result,) = shard.plans.decode([session.verify(rows - 1)], ahead=True)
+        host.append(1e-3 * (stream.launched_ns - seen_ns))
+        times.append(runner.times_ns)
+        session.advance(result)
+        session.take(result)
     shard.plans.settle()
-    return [us for us in times if us > 0]  # below 0: no next step was launched
+    # The first step follows from nothing and the second is the first one that does.
+    idle = [1e-3 * (after[0] - before[1]) for before, after in pairwise(times[1:])]
+    return idle, host[2:]
 
 
 def _gpu_ms(runner: CudaRunner, backend: CudaBackend, steps: Sequence[Part]) -> list[float]:

@@ -20,7 +20,7 @@
 //  4. All CTAs of all ranks wait for each other: their number fits a GPU at once (graphs/exchange.py).
 //  5. Words of 4 bytes arrive whole; 16 bytes are four such words, each with its own flag.
 // A rank that does not come within some ten seconds is an error (a trap) and no hang.
-#include <uf/types.cuh>
+#include <uf/clock.cuh>
 
 constexpr u32 EMPTY = 0xFFFFFFFFu, OTHER_NAN = 0x7FFFFFFFu;
 constexpr int STAGES = 3, MAX_WORLD = 8;
@@ -39,11 +39,6 @@ UF_DEVICE Words peek_words(const u32* from) {
     return v;
 }
 UF_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-UF_DEVICE u64 nanoseconds() {
-    u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    return now;
-}
 UF_DEVICE bool arrived(const Words& v) {
     return v.w[0] != EMPTY && v.w[1] != EMPTY && v.w[2] != EMPTY && v.w[3] != EMPTY;
 }

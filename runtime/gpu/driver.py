@@ -295,13 +295,17 @@ class Stream:
         """What is queued from now on begins after `event`, as it was recorded last."""
         check(cu.cuStreamWaitEvent(self.handle, event.handle, 0), "waiting for another stream")
 
-    def wait(self) -> None:
-        """Wait until everything queued is done, without holding the interpreter lock.
+    def wait(self, event: Event | None = None) -> None:
+        """Wait until everything queued is done, or what was in front of an event of this stream,
+        without holding the interpreter lock.
 
-        The driver spins as long as there are more processors than contexts; waiting for an event
-        or asking again and again was no faster.
+        The driver spins as long as there are more processors than contexts; asking again and again
+        was no faster.
         """
-        check(cu.cuStreamSynchronize(self.handle), "a step", _LOST)
+        if event:
+            check(cu.cuEventSynchronize(event.handle), "a step", _LOST)
+        else:
+            check(cu.cuStreamSynchronize(self.handle), "a step", _LOST)
         self.ended_ns = time.perf_counter_ns()
 
 
@@ -338,11 +342,12 @@ class Graph:
 class Event:
     """A moment of a stream's work."""
 
-    def __init__(self, *, timing: bool = True) -> None:
-        """Make one that measures time, or one to wait for."""
+    def __init__(self, *, timing: bool = True, spins: bool = False) -> None:
+        """Make one that measures time, or one to wait for: asleep, or in a loop that `spins`."""
         flags = cu.CUevent_flags
-        waited = flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC
-        flag = flags.CU_EVENT_DEFAULT if timing else waited
+        waited = flags.CU_EVENT_DISABLE_TIMING
+        asleep = flags.CU_EVENT_DEFAULT if spins else flags.CU_EVENT_BLOCKING_SYNC
+        flag = flags.CU_EVENT_DEFAULT if timing else waited | asleep
         self.handle = check(cu.cuEventCreate(flag), "making an event")
 
     def record(self, stream: Stream) -> None:

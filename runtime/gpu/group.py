@@ -190,6 +190,8 @@ class GroupRunner:
         self._of = dict(zip((id(rank) for rank in backend.ranks), runners, strict=True))
         self._graph: Graph | None = None
 
+    places = 1  # a graph over several GPUs is captured once, and nothing runs ahead of its record
+
     def run(self, span: slice | None = None) -> None:
         """Replay the whole plan, or launch the nodes of `span` one by one; returns when done."""
         if span is None:
@@ -198,7 +200,7 @@ class GroupRunner:
             self._step(span)
         self.wait()
 
-    def launch(self) -> None:
+    def launch(self, place: int = 0) -> None:
         """Queue the whole plan on rank 0's stream; the first time captures it.
 
         A launch ends when all ranks have ended, and the next one begins after that.
@@ -210,7 +212,7 @@ class GroupRunner:
             self._graph = self._capture()
         self._graph.launch()
 
-    def wait(self) -> None:
+    def wait(self, place: int = 0) -> None:
         """Wait for what was queued last."""
         self._backend.stream.wait()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ultraflash.runtime.gpu import args
 from ultraflash.runtime.gpu.arena import Arena
 from ultraflash.runtime.gpu.driver import (
     Address,
+    Event,
     Function,
     Graph,
     Pinned,
@@ -40,14 +42,21 @@ STORED: dict[str, type[np.generic]] = {
 }
 _STATIC_SHARED = 48 << 10
 _IO_ALIGNMENT = 64
+_TIMES_BYTES = 16
 
 
 @dataclass(frozen=True)
 class CopyWords(Op):
-    """y = x, one of them in pinned host memory. [n] u64, n even."""
+    """y = x, one of them in pinned host memory; when, in nanoseconds of the device's clock.
 
+    Shapes:
+        x, y: [n] u64, n even; times: [2] u64, beginning and end.
+    """
+
+    OUT: ClassVar[tuple[str, ...]] = ("y", "times")
     x: Ref
     y: Ref
+    times: Ref
 
     @classmethod
     def stem(cls) -> str:
@@ -57,8 +66,8 @@ class CopyWords(Op):
     @classmethod
     def of(cls, size: int) -> CopyWords:
         """A copy of `size` bytes, a multiple of 16."""
-        words = (size // 8,)
-        return cls(Ref("x", words, "u64", Life.IO), Ref("y", words, "u64", Life.IO))
+        x, y = (Ref(name, (size // 8,), "u64", Life.IO) for name in "xy")
+        return cls(x, y, Ref("times", (2,), "u64", Life.IO))
 
     def geometry(self) -> Geometry:
         """One CTA: a step's io is a few kilobytes."""
@@ -69,9 +78,12 @@ class CudaRunner:
     """One plan on the GPU: implements `Runner`.
 
     Io lies in pinned memory and on the device alike, in three stretches: what the host writes,
-    which every step brings in; the record, which every step brings out; and what is rarely written,
-    which goes over when it is.
+    which every step brings in; what is rarely written, which goes over when it is; and the record,
+    which every step brings out. Of the record's place pinned memory has two, with a graph for each:
+    a step may be queued while the record of the one before it is still to be read.
     """
+
+    places = 2
 
     def __init__(
         self, backend: CudaBackend, plan: Plan, functions: dict[Node, Function], copy: Function,
@@ -99,7 +111,8 @@ class CudaRunner:
             packed = args.pack(node.op, self._addresses, backend.exchange, turn)
             turn += pieces(node.op) if node.op.COLLECTIVE else 0
             self._launches.append((node, function, launch, packed))
-        self._graph: Graph | None = None
+        self._graphs: dict[int, Graph] = {}  # by place
+        self._done = [Event(timing=False, spins=True) for _ in range(self.places)]
 
     def run(self, span: slice | None = None) -> None:
         """Replay the whole plan, or launch the nodes of `span` one by one; returns when done."""
@@ -109,23 +122,32 @@ class CudaRunner:
             self._step(span)
         self.wait()
 
-    def launch(self) -> None:
+    def launch(self, place: int = 0) -> None:
         """Queue the whole plan on the backend's stream; the first time captures it."""
         if self._backend.eager:
-            self._step(slice(None))
+            self._step(slice(None), place)
             return
-        if self._graph is None:
-            self._graph = self._capture()
-        self._graph.launch()
+        if place not in self._graphs:
+            self._graphs[place] = self._capture(place)
+        self._graphs[place].launch()
+        self._done[place].record(self._backend.stream)
 
-    def wait(self) -> None:
-        """Wait for what was queued last, without holding the interpreter lock."""
-        self._backend.stream.wait()
+    def wait(self, place: int = 0) -> None:
+        """Wait for the latest launch to `place`, without holding the interpreter lock."""
+        self._backend.stream.wait(self._done[place])
+        self._io |= self._records[place]
+        self._place = place
+
+    @property
+    def times_ns(self) -> tuple[int, int]:
+        """When the launch that was waited for last began and ended, by the device's clock."""
+        first, last = self._times[self._place]
+        return int(first[0]), int(last[1])
 
     @property
     def nodes(self) -> int:
-        """Nodes of the captured graph, 0 before the first run."""
-        return self._graph.nodes if self._graph else 0
+        """Nodes of a captured graph, 0 before the first run."""
+        return self._graphs[0].nodes if self._graphs else 0
 
     @property
     def io_bytes(self) -> int:
@@ -134,8 +156,8 @@ class CudaRunner:
 
     def close(self) -> None:
         """Give scratch, io and graph back; the runner is of no use afterwards."""
-        if self._graph:
-            self._graph.close()
+        for graph in self._graphs.values():
+            graph.close()
         release(self._base)
         release(self._io_base)
         self.pinned.close()
@@ -188,16 +210,29 @@ class CudaRunner:
         host = [ref for ref in refs if ref not in record and ref not in rare]
         sizes = {r.name: -(-r.nbytes // _IO_ALIGNMENT) * _IO_ALIGNMENT for r in refs}
         self._host_bytes = sum(sizes[ref.name] for ref in host)
-        self._record_bytes = sum(sizes[ref.name] for ref in record)
-        whole = sum(sizes.values())
-        self.pinned, self._io_base = shared or Pinned(whole), allocate(whole, "io")
+        self._record_at = sum(sizes[ref.name] for ref in host + rare)
+        # A record ends with the times of the step's first copy; those of the last one follow them.
+        self._record_bytes = sum(sizes[ref.name] for ref in record) + _TIMES_BYTES
+        stride = self._record_bytes - _TIMES_BYTES + _IO_ALIGNMENT
+        self.pinned = shared or Pinned(self._record_at + self.places * stride)
+        self._io_base = allocate(self._record_at + stride, "io")
+        self._record_in = [
+            self.pinned.address + self._record_at + n * stride for n in range(self.places)
+        ]
         self._io: dict[str, Array] = {}
         self._io_at: dict[str, Address] = {}
+        self._records: list[dict[str, Array]] = [{} for _ in range(self.places)]
         offset = 0
-        for ref in host + record + rare:
-            self._io[ref.name] = self.pinned.view(offset, ref.shape, STORED[ref.dtype])
-            self._io_at[ref.name] = self._io_base + offset
+        for ref in host + rare + record:
+            view = partial(self.pinned.view, shape=ref.shape, dtype=STORED[ref.dtype])
+            self._io[ref.name], self._io_at[ref.name] = view(offset), self._io_base + offset
+            for number, held in enumerate(self._records if ref in record else ()):
+                held[ref.name] = view(offset + number * stride)
             offset += sizes[ref.name]
+        self._times = [
+            self.pinned.view(offset + n * stride, (2, 2), np.uint64) for n in range(self.places)
+        ]
+        self._place = 0  # whose record is read
 
     def _addresses(self, ref: Ref) -> tuple[Address, ...]:
         if ref.life is Life.WEIGHT:
@@ -208,17 +243,18 @@ class CudaRunner:
 
     def copy_in(self) -> None:
         """Queue what the host wrote."""
-        self._copy_words(self.pinned.address, self._io_base, self._host_bytes)
+        times = self._io_base + self._record_at + self._record_bytes - _TIMES_BYTES
+        self._copy_words(self.pinned.address, self._io_base, self._host_bytes, times)
 
     def queue(self, number: int) -> None:
         """Queue a node."""
         _, function, launch, packed = self._launches[number]
         self._backend.stream.launch(function, launch.grid, launch.block, launch.shared, packed)
 
-    def copy_out(self) -> None:
+    def copy_out(self, place: int = 0) -> None:
         """Queue what the host reads."""
-        at = self._host_bytes
-        self._copy_words(self._io_base + at, self.pinned.address + at, self._record_bytes)
+        to, size = self._record_in[place], self._record_bytes
+        self._copy_words(self._io_base + self._record_at, to, size, to + size)
 
     def examine(self, number: int) -> None:
         """Wait, and refuse NaN in what a node wrote.
@@ -240,26 +276,26 @@ class CudaRunner:
         download(self._addresses(ref)[0], stored)
         return bf16_from_bits(stored) if ref.dtype == "bf16" else stored
 
-    def _step(self, span: slice) -> None:
+    def _step(self, span: slice, place: int = 0) -> None:
         self.copy_in()
         for number in range(len(self._launches))[span]:
             self.queue(number)
             if self._backend.check:
                 self.examine(number)
-        self.copy_out()
+        self.copy_out(place)
+        self._done[place].record(self._backend.stream)
 
-    def _copy_words(self, source: Address, to: Address, size: int) -> None:
-        if size:
-            op = CopyWords.of(size)
-            launch = op.launch(self._backend.device.arch)
-            packed = args.pack(op, {op.x: (source,), op.y: (to,)}.__getitem__)
-            self._backend.stream.launch(self._copy, launch.grid, launch.block, 0, packed)
+    def _copy_words(self, source: Address, to: Address, size: int, times: Address) -> None:
+        op = CopyWords.of(size)
+        launch = op.launch(self._backend.device.arch)
+        packed = args.pack(op, {op.x: (source,), op.y: (to,), op.times: (times,)}.__getitem__)
+        self._backend.stream.launch(self._copy, launch.grid, launch.block, 0, packed)
 
-    def _capture(self) -> Graph:
+    def _capture(self, place: int) -> Graph:
         graph = Graph(self._backend.stream)
         self.copy_in()
         for number in range(len(self._launches)):
             self.queue(number)
-        self.copy_out()
+        self.copy_out(place)
         graph.finish()
         return graph

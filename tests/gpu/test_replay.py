@@ -2,7 +2,8 @@
 
 A session decodes as the engine lets it, a hundred steps behind its prompt, and then the same again:
 every round has to say what the first one said. UF_GPU_REPLAYS sets how many steps there are of each
-width. What the host needs between two graphs is printed.
+width. Each step is queued before the record in front of it is read; printed are how long the device
+was idle between two graphs, and what the host needed for its part, which it does meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -38,6 +39,16 @@ SLOT, PROMPT = 1, tuple(np.random.default_rng(1).integers(3, 480, 40).tolist())
 SAMPLING = Sampling(1.1, 0.95, 50, seed=5)
 
 
+class Took(NamedTuple):
+    """A step's tokens; microseconds since the graph in front of it ended on the device, and from
+    the end of that one, as the host saw it, until the host had queued the one behind.
+    """
+
+    tokens: tuple[int, ...]
+    idle_us: float
+    host_us: float
+
+
 @pytest.fixture(scope="module")
 def rig() -> DeviceRig:
     return DeviceRig(kept=False, max_seq=1024)
@@ -53,21 +64,23 @@ def plans(rig: DeviceRig) -> Plans:
 def test_replays(rig: DeviceRig, plans: Plans, rows: int) -> None:
     request = Generation(PROMPT, (ROUND + 2) * (BLOCK + 1), SAMPLING, ignore_eos=True)
     for _ in range(2):  # graphs are captured, memory is as it stays
-        first = [token for tokens, _ in answered(rig, plans, request, rows) for token in tokens]
+        first = [token for step in answered(rig, plans, request, rows) for token in step.tokens]
     state, runner = rig.everything(), plans.decode_runner(rows, 1)
     record = said(runner)
     assert len(set(first)) > 10, "a session that repeats itself would hide a drift"
     free, grown = free_bytes(), resident_bytes()
-    gaps: list[float] = []
+    idle: list[float] = []
+    host: list[float] = []
     began = time.perf_counter()
     try:
-        for number in range(-(-REPLAYS // ROUND)):
+        for turn in range(-(-REPLAYS // ROUND)):
             faulthandler.dump_traceback_later(SILENCE_S, exit=True)
             ids: list[int] = []
-            for tokens, gap_us in answered(rig, plans, request, rows):
-                ids += tokens
-                gaps += [gap_us] if gap_us >= 0 else []
-            assert ids == first, f"another answer in round {number}"
+            for number, step in enumerate(answered(rig, plans, request, rows)):
+                ids += step.tokens
+                idle += [step.idle_us] if number else []
+                host += [step.host_us] if 0 < number < ROUND - 1 else []
+            assert ids == first, f"another answer in round {turn}"
     finally:
         faulthandler.cancel_dump_traceback_later()
     seconds = time.perf_counter() - began
@@ -75,23 +88,26 @@ def test_replays(rig: DeviceRig, plans: Plans, rows: int) -> None:
     wrong = [name for name, value in rig.everything().items() if value != state[name]]
     assert not wrong, f"state {wrong} drifted"
     leak, growth = free - free_bytes(), resident_bytes() - grown
-    between = np.percentile(gaps, [50, 90, 99, 99.9])
     report(
         f"{REPLAYS} replays of {rows} rows in {seconds:.0f} s, "
-        f"{len(first) / ROUND:.2f} tokens a step: host between graphs p50 {between[0]:.1f} us, "
-        f"p90 {between[1]:.1f}, p99 {between[2]:.1f}, p99.9 {between[3]:.1f}; "
+        f"{len(first) / ROUND:.2f} tokens a step: device idle between graphs {spread(idle)}; "
+        f"host's part of a step {spread(host)}; "
         f"device memory {leak:+d} bytes, host memory {growth:+d} bytes"
     )
     assert leak <= LEAK_BYTES, f"{leak} bytes of device memory are gone"
     assert growth <= GROWTH_BYTES, f"the process grew by {growth} bytes"
 
 
-def answered(
-    rig: DeviceRig, plans: Plans, request: Generation, rows: int
-) -> Iterator[tuple[tuple[int, ...], float]]:
-    """A prompt and the steps behind it, as `Engine.step` runs them: tokens of each step, and what
-    the host needed between its graph and the next, in microseconds."""
-    stream: Any = getattr(rig.backend, "stream", Clock())
+def spread(us: list[float]) -> str:
+    """In microseconds."""
+    p50, p90, p99, p999 = np.percentile(us, [50, 90, 99, 99.9])
+    return f"p50 {p50:.1f} us, p90 {p90:.1f}, p99 {p99:.1f}, p99.9 {p999:.1f}"
+
+
+def answered(rig: DeviceRig, plans: Plans, request: Generation, rows: int) -> Iterator[Took]:
+    """A prompt and the steps behind it, as `Engine.step` runs them."""
+    stream: Any = getattr(rig.backend, "stream", NoClock)
+    runner: Any = plans.decode_runner(rows, 1)
     session = Session.start("replay", request, SLOT, rig.model.eos, rig.build.capacity.max_seq)
     result = None
     while session.waiting:
@@ -100,18 +116,20 @@ def answered(
         session.done += len(part.ids)
     assert result, "a prompt ends with a result"
     session.take(result)
+    ended_ns = 0
     for step in range(ROUND):
-        (result,) = plans.decode(
-            [session.verify(rows - 1)],
-            (lambda results: session.goes_on(*results)) if step < ROUND - 1 else None,
-        )
-        gap_us = 1e-3 * (stream.launched_ns - stream.ended_ns)  # below 0: nothing was launched
+        seen_ns = stream.ended_ns
+        ahead = step < ROUND - 1 and session.goes_on(rows)
+        (result,) = plans.decode([session.verify(rows - 1)], ahead)
+        host_us = 1e-3 * (stream.launched_ns - seen_ns)
+        began_ns, last_ns = getattr(runner, "times_ns", (0, 0))
+        idle_us, ended_ns = 1e-3 * (began_ns - ended_ns), last_ns
         session.advance(result)
         tokens, _ = session.take(result)
-        yield tokens, gap_us
+        yield Took(tokens, idle_us, host_us)
 
 
-class Clock:
+class NoClock:
     """What stands for a stream where there is none."""
 
     launched_ns = ended_ns = 0

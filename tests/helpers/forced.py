@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ultraflash.runtime.plans import Again, Plans, Result
+from ultraflash.runtime.plans import Plans, Result
 from ultraflash.runtime.step_io import Part
 
 
@@ -47,7 +47,7 @@ class ForcedDrafts(Plans):
         result = super().prefill(part, ends)
         return self._force(part, result) if result else None
 
-    def decode(self, parts: list[Part], again: Again | None = None) -> list[Result]:
+    def decode(self, parts: list[Part], ahead: bool = False) -> list[Result]:
         assert again is None, "what is forced is not what the device would go on with"
         results = super().decode(parts)
         self.lengths.update(r.accepted for r in results)

@@ -1,20 +1,34 @@
 """Steps that follow from the last one: what the host writes for them, and what becomes of those
-that were launched before anybody asked.
+that were queued before anybody asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers.engines import Answer, alone, collected, drain, greedy, open_engine, run, seeded
-from ultraflash.runtime import Engine, step_io
+from helpers.engines import (
+    MAX_SEQ,
+    Answer,
+    alone,
+    collected,
+    drain,
+    greedy,
+    open_engine,
+    run,
+    seeded,
+)
+from ultraflash.runtime import Engine, Generation, step_io
+from ultraflash.runtime.interpret import NumpyRunner
 from ultraflash.runtime.plans import Plans
+from ultraflash.runtime.store import LocalStore
 
 PLAIN: list[Engine] = []
+LONG = greedy(1, 20, 40, ignore_eos=True)
 ASKS = {"one": greedy(1, 20, 12, ignore_eos=True), "two": seeded(2, 9, 15, ignore_eos=True)}
 
 
@@ -45,7 +59,7 @@ def never_ahead(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
     """Each answer of an engine that is told everything and launches when it is asked."""
     with monkeypatch.context() as patch:
         patch.setattr(Plans, "_follows", lambda self, part: False)
-        patch.setattr(engine, "_again", lambda sessions: None)
+        patch.setattr(engine, "_repeats", lambda sessions: False)
         return {key: alone(engine, ask) for key, ask in ASKS.items()}
 
 
@@ -96,23 +110,88 @@ def test_a_cancelled_neighbour(plain: Engine, monkeypatch: pytest.MonkeyPatch, a
     assert collected(steps) == want
 
 
-def test_nothing_is_launched_for_an_answer_that_ends(
+def test_what_is_queued_for_an_answer_that_ends(
     plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing behind its last token, which the numbers know; one step behind a stop id."""
     ids, _ = never_ahead(plain, monkeypatch)["one"]
-    place = next(n for n in range(3, len(ids)) if ids[n] not in ids[:n])
-    stopped = greedy(1, 20, 12, ignore_eos=True, stop_ids=frozenset({ids[place]}))
-    launched: list[bool] = []
+    queued: list[bool] = []
     decode = Plans.decode
 
-    def watched(self: Plans, parts: Any, again: Any = None) -> Any:
-        results = decode(self, parts, again)
-        launched.append(self._ahead is not None)
+    def watched(self: Plans, parts: Any, ahead: bool = False) -> Any:
+        results = decode(self, parts, ahead)
+        queued.append(self._ahead is not None)
         return results
 
     monkeypatch.setattr(Plans, "decode", watched)
-    for ask, want in ((ASKS["one"], (ids, "length")), (stopped, (ids[:place], "stop"))):
-        launched.clear()
+    for ask, want, behind in (
+        (ASKS["one"], (ids, "length"), False),
+        (stopping(ids), (ids[: stop_of(ids)], "stop"), True),
+    ):
+        queued.clear()
         assert alone(plain, ask) == want
-        assert launched.count(True) > 1
-        assert launched == [*[True] * (len(launched) - 1), False]
+        assert queued == [*[True] * (len(queued) - 1), behind]
+        assert len(queued) > 2
+        assert plain._plans._ahead is None, "nobody waits for it, and its slot is free"
+
+
+def test_a_neighbour_that_stops(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of both is under way: the other one's is run again."""
+    want = never_ahead(plain, monkeypatch)
+    ids = want["one"][0]
+    answers = run(plain, one=stopping(ids), two=ASKS["two"])
+    assert answers == {"one": (ids[: stop_of(ids)], "stop"), "two": want["two"]}
+
+
+def test_the_context_s_end(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step is queued for a position that a slot lacks, whatever max_tokens says."""
+    ask = greedy(3, MAX_SEQ - 9, 50, ignore_eos=True)
+    positions: list[int] = []
+    launch = NumpyRunner.launch
+
+    def watched(runner: NumpyRunner, place: int = 0) -> None:
+        launch(runner, place)
+        positions.append(int(runner.read("io.position").max()))
+
+    monkeypatch.setattr(NumpyRunner, "launch", watched)
+    ids, finish = alone(plain, ask)
+    assert (len(ids), finish) == (9, "length")
+    assert max(positions) == MAX_SEQ - 2  # the last token is never processed
+
+
+def test_points_taken_while_a_step_is_under_way(
+    engine_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same bytes under the same keys as without such steps: where the answer goes on behind them,
+    and at its end, where a stop id leaves a row too many.
+    """
+    engine = open_engine(engine_cache, draft_block=0, segment_tokens=8)
+    ids, _ = alone(engine, LONG)
+    ask = replace(LONG, stop_ids=frozenset({ids[stop_of(ids, 20)]}))
+    kept: list[LocalStore] = []
+    for patched in (True, False):
+        store = LocalStore(1 << 26)
+        engine.use_store(store)
+        with monkeypatch.context() as patch:
+            if patched:
+                patch.setattr(engine, "_repeats", lambda sessions: False)
+            assert alone(engine, ask) == (ids[: stop_of(ids, 20)], "stop")
+        drain(engine)
+        kept.append(store)
+    plain, ahead = kept
+    lengths = sorted(entry.point.length for entry in plain._entries.values())
+    assert {24, 32} < set(lengths)
+    assert lengths[-1] == 20 + stop_of(ids, 20)
+    assert ahead._entries == plain._entries
+    assert ahead._segments == plain._segments
+    engine.close()
+
+
+def stop_of(ids: Sequence[int], first: int = 3) -> int:
+    """The first place behind a few others where an answer says something new."""
+    return next(n for n in range(first, len(ids)) if ids[n] not in ids[:n])
+
+
+def stopping(ids: Sequence[int]) -> Generation:
+    """What says these ids, and stops inside."""
+    return replace(ASKS["one"], stop_ids=frozenset({ids[stop_of(ids)]}))

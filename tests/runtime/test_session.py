@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ultraflash.runtime.plans import Result
 from ultraflash.runtime.request import Generation
 from ultraflash.runtime.session import Session
 
@@ -56,22 +55,20 @@ def test_what_counts_when_a_stop_came_among_accepted_drafts() -> None:
 
 
 def test_whether_the_next_step_is_like_this_one() -> None:
-    """Not if the answer ends, nor if EOS becomes possible, nor if drafts would not fit."""
+    """Not if EOS becomes possible, nor if the answer or the context may end with this one."""
 
-    def goes_on(token: int, accepted: int = 0, drafts: int = 0, **how: int) -> bool:
+    def goes_on(rows: int, **how: int) -> bool:
         s = session(**how)
         s.emit([200, 201])
-        s.drafts = (7,) * drafts
-        return s.goes_on(Result(accepted, token, s.drafts, ()))
+        return s.goes_on(rows)
 
-    assert goes_on(5)
-    assert not goes_on(EOS)
-    assert goes_on(5, max_tokens=4)
-    assert not goes_on(5, max_tokens=3)
-    assert goes_on(5, accepted=1, drafts=2, max_tokens=7)
-    assert not goes_on(5, accepted=1, drafts=2, max_tokens=6)
-    assert not goes_on(5, min_tokens=3)
-    assert goes_on(5, min_tokens=2)
+    assert goes_on(1)
+    assert goes_on(1, max_tokens=4)
+    assert not goes_on(1, max_tokens=3)
+    assert goes_on(3, max_tokens=8)
+    assert not goes_on(3, max_tokens=7)
+    assert not goes_on(1, min_tokens=3)
+    assert goes_on(1, min_tokens=2)
 
 
 def test_the_last_token_of_a_cut_answer_was_never_processed() -> None:

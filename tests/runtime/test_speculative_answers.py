@@ -16,7 +16,7 @@ import pytest
 from helpers.engines import Answer, alone, assert_no_slot_is_lost, greedy, open_engine, prompt, run
 from helpers.forced import ForcedDrafts, Text
 from ultraflash.runtime import Engine, Generation, Sampling
-from ultraflash.runtime.plans import Again, Plans, Result
+from ultraflash.runtime.plans import Plans, Result
 from ultraflash.runtime.step_io import Part
 
 B = 5
@@ -34,8 +34,8 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self.plans, name)
 
-    def decode(self, parts: list[Part], again: Again | None = None) -> list[Result]:
-        results = self.plans.decode(parts, again)
+    def decode(self, parts: list[Part], ahead: bool = False) -> list[Result]:
+        results = self.plans.decode(parts, ahead)
         self.steps.append((list(parts), results))
         return results
 

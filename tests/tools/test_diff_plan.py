@@ -43,10 +43,12 @@ class NumpyTwin:
                     self._spoil[ref.name](value)
                     self._put(ref, value)
 
-    def launch(self) -> None:
+    places = 1
+
+    def launch(self, place: int = 0) -> None:
         self.run()
 
-    def wait(self) -> None:
+    def wait(self, place: int = 0) -> None:
         """Nothing: `launch` has done it."""
 
     def read(self, name: str, rank: int = 0) -> Array:

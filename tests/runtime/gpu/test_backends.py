@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,8 @@ from ultraflash.runtime.backends import num_gpus, open_backend
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import ConfigError, DeviceError, EngineError
 from ultraflash.runtime.gpu.backend import CudaBackend
+from ultraflash.runtime.gpu.driver import upload
+from ultraflash.runtime.gpu.runner import CudaRunner
 from ultraflash.runtime.gpu.uploader import BUFFER_BYTES, BUFFERS
 from ultraflash.runtime.interpret import NumpyBackend
 from ultraflash.runtime.step_io import Part, write_constants, write_step
@@ -150,6 +154,45 @@ def test_a_step_from_io_to_io(cuda: FakeCuda, opened: Callable[..., Backend]) ->
     runner.run(slice(0, 4))
     assert cuda.graph_launches == 2
     assert len(cuda.launches) == 2 * (len(plan.nodes) + 2) + 4 + 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_step_is_queued_before_the_record_in_front_of_it_is_read(
+    cuda: FakeCuda, opened: Callable[..., Backend], eager: bool
+) -> None:
+    """On a driver that does nothing before somebody waits for it. Every step counts one token up;
+    each record stays in its place until the place is used again.
+    """
+    backend = opened(eager=eager)
+    plan = build_decode(Build(Model.from_checkpoint(TINY), Capacity(3, 64)), 1, 1)
+    runner = backend.compile(plan)
+    assert isinstance(runner, CudaRunner)
+    count = np.zeros(1, np.int64)
+
+    def next_rows(raw: bytes, grid: tuple[int, ...]) -> None:
+        count[0] += 1
+        upload(runner._io_at["io.token"], count.astype(np.int32))
+
+    def copy_words(raw: bytes, grid: tuple[int, ...]) -> None:
+        x, y, times, words = struct.unpack_from("<QQQi", raw)
+        ctypes.memmove(y, x, 8 * words)
+        began_ended = np.array([10, 11] if y == runner._io_base else [20, 21]) + count
+        ctypes.memmove(times, began_ended.ctypes.data, 16)
+
+    cuda.kernels |= {"uf_next_rows": (0, next_rows), "uf_copy_words": (40, copy_words)}
+    runner.run()
+    assert runner.read("io.token").tolist() == [1]
+    cuda.lazy = True
+    runner.launch(0)
+    for step in range(2, 6):
+        runner.launch((step + 1) % 2)
+        runner.wait(step % 2)
+        assert count == step, "the one behind it has not begun"
+        assert runner.read("io.token").tolist() == [step]
+        assert runner.times_ns == (10 + step - 1, 21 + step)
+    runner.wait(1 - step % 2)
+    assert runner.read("io.token").tolist() == [6]
 
 
 @needs_compiler
