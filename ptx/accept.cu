@@ -34,10 +34,6 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_accept(const Args 
         token = argmax(w, n, logit_at(0));
         while (kept < m && token == a.ids[first + kept + 1]) token = argmax(w, n, logit_at(++kept));
     } else {
-        auto target = [&](int i) { return distribution(w, n, logit_at(i), a.temperature[s], a.top_p[s], a.top_k[s]); };
-        Distribution first_row = target(0);
-        if (threadIdx.x == 0) p[0] = last = first_row;
-        __syncthreads();
 #if UF_HAS_q
         const float* q = a.q + (i64)max(a.slot[first], 0) * a.q_1 * n;
         auto drawn = [=](int i, int x) { return i < a.q_1 ? (double)q[(i64)i * n + x] : 0.0; };
@@ -45,11 +41,15 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_accept(const Args 
         auto drawn = [](int, int) { return 0.0; };  // drawn from nothing known: none of them stays
 #endif
         double reach = 1.0, scale = 1.0;
-        for (int i = 1; i <= m && reach > 0.0; i++) {
-            int draft = a.ids[first + i];
-            Distribution here = target(i);
-            if (threadIdx.x == 0) p[i & 1] = here;
+        for (int i = 0; i <= m && reach > 0.0; i++) {
+            Distribution here = distribution(w, n, logit_at(i), a.temperature[s], a.top_p[s], a.top_k[s]);
+            if (threadIdx.x == 0) {
+                p[i & 1] = here;
+                if (i == 0) last = here;
+            }
             __syncthreads();
+            if (i == 0) continue;
+            int draft = a.ids[first + i];
             double wanted = reach * probability(p[i - 1 & 1], logit_at(i - 1), draft);
             double had = drawn(i - 1, draft);
             reach = had > 0.0 ? fmin(wanted, had) / had : 0.0;

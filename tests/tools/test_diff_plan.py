@@ -173,7 +173,7 @@ def test_on_a_gpu_whose_kernels_do_nothing_everything_differs(
     assert diff_plan.main(arguments) == 1
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"\d+ buffers: \d+ equal to the bit, \d+ differ, first step.plain in .*", lines[-1]
+        r"\d+ buffers: \d+ equal to the bit, \d+ differ, first step.follow in .*", lines[-1]
     )
     assert any("io.token" in line for line in lines)
 
