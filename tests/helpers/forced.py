@@ -48,7 +48,7 @@ class ForcedDrafts(Plans):
         return self._force(part, result) if result else None
 
     def decode(self, parts: list[Part], ahead: bool = False) -> list[Result]:
-        assert again is None, "what is forced is not what the device would go on with"
+        assert not ahead, "what is forced is not what the device would go on with"
         results = super().decode(parts)
         self.lengths.update(r.accepted for r in results)
         return [self._force(p, r) for p, r in zip(parts, results, strict=True)]
