@@ -31,7 +31,7 @@ from ultraflash.runtime.gpu.uploader import Uploader
 from ultraflash.runtime.step_io import Part, write_constants, write_step
 from ultraflash.runtime.weights.device import upload_weights
 from ultraflash.runtime.weights.index import CheckpointIndex
-from ultraflash.runtime.weights.layout import SCALED, layout_of
+from ultraflash.runtime.weights.layout import SCALED, layout_of, scales_layout_of
 from ultraflash.runtime.weights.load import load_weights
 from ultraflash.runtime.weights.part import Part as Share
 from ultraflash.runtime.weights.table import weight_table
