@@ -263,8 +263,10 @@ def _ahead_us(
     shard: Shard, rows: int, context: int, options: argparse.Namespace
 ) -> tuple[list[float], list[float]]:
     """A session of the engine that runs ahead: how long the device is idle between two graphs, and
-    the host's part of a step. Its tokens are its own: no routing.
+    the host's part of a step. Its tokens are its own: no routing. It has no more rows than drafts
+    give it.
     """
+    rows = min(rows, 1 + shard.build.block)
     steps = min(max(options.steps, _FEWEST_STEPS), max(_SPAN // rows, 1), (context - 1) // rows - 1)
     ids = (_ID,) * (context - (steps + 1) * rows)
     how = Sampling(options.temperature, 0.95 if options.temperature else 1.0, seed=1)

@@ -240,9 +240,9 @@ class Function:
         self.handle = check(
             cu.cuModuleGetFunction(self._module, entry.encode()), f"finding {entry}"
         )
-        # The source says so itself (ptx/uf/mma.cuh), for it has to do the waiting.
-        error, *_ = cu.cuModuleGetGlobal(self._module, b"uf_starts_early")
-        self.early = error == cu.CUresult.CUDA_SUCCESS
+        # The source says so itself (ptx/uf/mma.cuh), for it has to do the waiting. Asking the driver
+        # for a symbol that most modules lack would be an error to whoever watches its calls.
+        self.early = b"\0uf_starts_early\0" in cubin
 
     def allow_shared(self, size: int) -> None:
         """Permit more dynamic shared memory than the default 48 KiB."""

@@ -253,10 +253,6 @@ class FakeCuda:
             self._apart.discard(other)
         return (OK,)
 
-    def cuModuleGetGlobal(self, module: bytes, name: bytes) -> tuple[Any, ...]:
-        found = b"\0" + name + b"\0" in module
-        return (OK, 1, 4) if found else (real.CUresult.CUDA_ERROR_NOT_FOUND, None, None)
-
     def cuLaunchKernelEx(
         self, config: Any, function: str, parameters: int, extra: int
     ) -> tuple[Any, ...]:
