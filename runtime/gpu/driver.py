@@ -240,8 +240,8 @@ class Function:
         self.handle = check(
             cu.cuModuleGetFunction(self._module, entry.encode()), f"finding {entry}"
         )
-        # The source says so itself (ptx/uf/mma.cuh), for it has to do the waiting. Asking the driver
-        # for a symbol that most modules lack would be an error to whoever watches its calls.
+        # The source says so itself (ptx/uf/mma.cuh), for it has to do the waiting. Asking the
+        # driver for a symbol that most modules lack is an error to whoever watches its calls.
         self.early = b"\0uf_starts_early\0" in cubin
 
     def allow_shared(self, size: int) -> None:
