@@ -26,6 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path, text in drawings(options.speed, options.gpu).items():
             (options.docs / path).write_text(text, encoding="utf-8")
             print(options.docs / path)
+    except FileNotFoundError as error:
+        tool = "bench_prefill" if "prefill" in str(error.filename) else "bench_decode"
+        print(
+            f"bench_plot: there is no table {error.filename}: measure one on a GPU, "
+            f"python -m ultraflash.tools.{tool} --csv",
+            file=sys.stderr,
+        )
+        return 1
     except (OSError, ValueError) as error:
         print(f"bench_plot: {error}", file=sys.stderr)
         return 1

@@ -82,3 +82,12 @@ def test_marks_are_round_and_reach_the_top(top: float, last: float) -> None:
     assert marks[0] == (0, "0")
     assert marks[-1][0] == pytest.approx(last)
     assert len(marks) <= 7
+
+
+def test_a_missing_table_is_named_with_what_makes_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert bench_plot.main(["--speed", str(tmp_path), "--docs", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"bench_plot: there is no table {tmp_path / 'h200_decode.csv'}: ")
+    assert said.endswith("python -m ultraflash.tools.bench_decode --csv\n")
