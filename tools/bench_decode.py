@@ -15,16 +15,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
-from ultraflash.graphs.errors import GraphError
 from ultraflash.graphs.plan import Plan
-from ultraflash.runtime.errors import ConfigError, EngineError
+from ultraflash.runtime.errors import ConfigError
 from ultraflash.runtime.request import Generation, Sampling
 from ultraflash.runtime.session import Session
 from ultraflash.runtime.step_io import Draw, Part, write_step
@@ -38,7 +36,7 @@ from ultraflash.tools.routing import (
     tokens,
 )
 from ultraflash.tools.shard import SLOT, Shard, add_arguments, open_shard, positions
-from ultraflash.tools.speed_table import append, commit, gpu_csv, today
+from ultraflash.tools.speed_table import append, commit, csv_file, today
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.backend import CudaBackend
@@ -113,13 +111,7 @@ class Row:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a measurement, 1 with one sentence on stderr."""
-    options = _parser().parse_args(arguments)
-    try:
-        _run(options)
-    except (EngineError, GraphError, OSError) as error:
-        print(f"bench_decode: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return gpu_arguments.run_tool(_parser(), _run, arguments)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -135,10 +127,11 @@ def _run(options: argparse.Namespace) -> None:
     print(f"{shard.title}; routing {options.routing}; reading memory: {read:.3f} TB/s")
     if shard.synthetic:
         shard.fill_state(shard.decode_runner(1).plan)
+    table = csv_file(options.csv, shard.backend.device.name, "decode") if options.csv else None
     _print(*_COLUMNS)
-    rows: list[Row] = []
     for row in _measured(shard, options, read):
-        rows.append(row)
+        if table:  # at once: what is broken off has what it measured
+            append(table, row)
         _print(
             row.context, row.rows, row.nodes, f"{row.step_p50_ms:.3f}", f"{row.step_p99_ms:.3f}",
             f"{row.gpu_p50_ms:.3f}", f"{row.gpu_p99_ms:.3f}", f"{row.gap_p50_us:.0f}",
@@ -154,11 +147,8 @@ def _run(options: argparse.Namespace) -> None:
     )
     if options.ops:
         _print_ops(shard, options)
-    if options.csv:
-        path = options.csv if isinstance(options.csv, Path) else gpu_csv(rows[0].gpu, "decode")
-        for row in rows:
-            append(path, row)
-        print(f"{len(rows)} rows appended to {path}")
+    if table:
+        print(f"rows appended to {table}")
 
 
 def _print(*figures: object) -> None:
@@ -318,12 +308,7 @@ def _print_ops(shard: Shard, options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m ultraflash.tools.bench_decode",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = gpu_arguments.tool_parser("bench_decode", __doc__, _EXAMPLES)
     add_arguments(parser)
     gpu_arguments.add_rows(parser, "1..8")
     add = parser.add_argument
@@ -341,14 +326,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--warm", type=int, default=5, metavar="N", help="steps that are not timed (%(default)s)")
     add("--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy")
     add("--ops", action="store_true", help="also the time by operation, widest step and context")
-    add(
-        "--csv",
-        nargs="?",
-        type=Path,
-        const=True,
-        metavar="FILE",
-        help="append rows (default file: tools/speed/<gpu>_decode.csv)",
-    )
+    gpu_arguments.add_csv(parser, "decode")
     return parser
 
 

@@ -12,7 +12,6 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ultraflash.graphs.capacity import MAX_ROWS
@@ -25,7 +24,7 @@ from ultraflash.runtime.config import prepare_cache_dir
 from ultraflash.tools import gpu_arguments
 from ultraflash.tools.op_cases import Case, cases
 from ultraflash.tools.op_data import Setting
-from ultraflash.tools.speed_table import append, commit, gpu_csv, today
+from ultraflash.tools.speed_table import append, commit, csv_file, today
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.driver import Device
@@ -103,7 +102,7 @@ def _run(options: argparse.Namespace) -> None:
     for line in _lines(rows):
         print(line)
     if options.csv:
-        path = options.csv if isinstance(options.csv, Path) else gpu_csv(device.name)
+        path = csv_file(options.csv, device.name)
         for row in rows:
             append(path, row)
         print(f"{len(rows)} rows appended to {path}")
@@ -212,14 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help="of the same")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="of the same, 0 = off")
-    parser.add_argument(
-        "--csv",
-        nargs="?",
-        type=Path,
-        const=True,
-        metavar="FILE",
-        help="append rows (default file: tools/speed/<gpu>.csv)",
-    )
+    gpu_arguments.add_csv(parser)
     return parser
 
 

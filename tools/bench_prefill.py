@@ -12,17 +12,16 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ultraflash.graphs.ced import MODES, build_encode, build_replay
-from ultraflash.graphs.errors import GraphError
 from ultraflash.graphs.plan import Plan
 from ultraflash.graphs.prefill import build_prefill
-from ultraflash.runtime.errors import ConfigError, DeviceError, EngineError
+from ultraflash.runtime.errors import ConfigError, DeviceError
 from ultraflash.runtime.step_io import Draw, Part, write_step
+from ultraflash.tools import gpu_arguments
 from ultraflash.tools.op_shares import by_op, node_us, share_lines
 from ultraflash.tools.routing import tokens
 from ultraflash.tools.shard import (
@@ -32,7 +31,7 @@ from ultraflash.tools.shard import (
     open_shard,
     positions,
 )
-from ultraflash.tools.speed_table import append, commit, gpu_csv, today
+from ultraflash.tools.speed_table import append, commit, csv_file, today
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.runner import CudaRunner
@@ -80,13 +79,7 @@ class Row:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a measurement, 1 with one sentence on stderr."""
-    options = _parser().parse_args(arguments)
-    try:
-        _run(options)
-    except (EngineError, GraphError, OSError) as error:
-        print(f"bench_prefill: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return gpu_arguments.run_tool(_parser(), _run, arguments)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -97,19 +90,17 @@ def _run(options: argparse.Namespace) -> None:
         )
     shard = open_shard(options, max(options.context), options.prefill)
     print(f"{shard.title}; prefill {options.prefill}, slots of {max(options.context):,} tokens")
+    table = csv_file(options.csv, shard.backend.device.name, "prefill") if options.csv else None
     _print(*_COLUMNS)
-    rows = []
     for row in _measured(shard, chunks, options):
-        rows.append(row)
+        if table:  # at once: what is broken off has what it measured
+            append(table, row)
         _print(
             row.context, row.chunk, row.plan, row.nodes, f"{row.ms:.3f}", f"{row.best_ms:.3f}",
             f"{row.tokens_per_s:,.0f}", f"{row.tflop_per_s:.2f}", row.scratch_bytes >> 20,
         )  # fmt: skip
-    if options.csv:
-        path = options.csv if isinstance(options.csv, Path) else gpu_csv(rows[0].gpu, "prefill")
-        for row in rows:
-            append(path, row)
-        print(f"{len(rows)} rows appended to {path}")
+    if table:
+        print(f"rows appended to {table}")
 
 
 def _print(*figures: object) -> None:
@@ -138,6 +129,7 @@ def _plan(shard: Shard, plan: str, rows: int) -> Plan:
 
 
 def _measured(shard: Shard, chunks: Sequence[int], options: argparse.Namespace) -> Iterator[Row]:
+    version = commit()  # before rows are appended to a file of the checkout
     for chunk in chunks:
         for plan, rows in _runners(shard, chunk, options):
             try:
@@ -148,13 +140,14 @@ def _measured(shard: Shard, chunks: Sequence[int], options: argparse.Namespace) 
             if shard.synthetic:
                 shard.fill_state(runner.plan)
             for context in options.context:
-                yield _measure(shard, runner, plan, context, options)
+                yield _measure(shard, runner, plan, context, options, version)
             runner.close()
 
 
 def _measure(
-    shard: Shard, runner: CudaRunner, plan: str, context: int, options: argparse.Namespace
-) -> Row:
+    shard: Shard, runner: CudaRunner, plan: str, context: int, options: argparse.Namespace,
+    version: str,
+) -> Row:  # fmt: skip
     device, rows = shard.device, runner.plan.rows
     start = context - rows
     ids = tokens(shard.model, "random", rows, np.random.default_rng(0))
@@ -169,7 +162,7 @@ def _measure(
         print("\n".join(share_lines(shares)), flush=True)
     return Row(
         date=today(),
-        commit=commit(),
+        commit=version,
         gpu=device.name,
         driver=f"{device.driver // 1000}.{device.driver % 1000 // 10}",
         model=shard.name,
@@ -217,12 +210,7 @@ def _chunks(text: str) -> tuple[int, ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m ultraflash.tools.bench_prefill",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = gpu_arguments.tool_parser("bench_prefill", __doc__, _EXAMPLES)
     add_arguments(parser)
     add = parser.add_argument
     add(
@@ -243,14 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ends", action="store_true", help="also each chunk as a prompt's last one")
     add("--repeats", type=int, default=5, metavar="N", help="default: %(default)s")
     add("--ops", action="store_true", help="also the time by operation of each row")
-    add(
-        "--csv",
-        nargs="?",
-        type=Path,
-        const=True,
-        metavar="FILE",
-        help="append rows (default file: tools/speed/<gpu>_prefill.csv)",
-    )
+    gpu_arguments.add_csv(parser, "prefill")
     return parser
 
 

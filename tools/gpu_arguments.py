@@ -67,6 +67,19 @@ def add_checkpoint(parser: argparse.ArgumentParser, *, release: bool) -> None:
     )
 
 
+def add_csv(parser: argparse.ArgumentParser, what: str = "") -> None:
+    """`--csv [FILE]`: True without a file, for the GPU's table of `what` (speed_table.csv_file)."""
+    name = f"<gpu>_{what}" if what else "<gpu>"
+    parser.add_argument(
+        "--csv",
+        nargs="?",
+        type=Path,
+        const=True,
+        metavar="FILE",
+        help=f"append rows (default file: tools/speed/{name}.csv)",
+    )
+
+
 def add_rows(
     parser: argparse.ArgumentParser, default: str, most: int = MAX_ROWS, wider: str = ""
 ) -> None:

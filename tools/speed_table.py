@@ -8,7 +8,7 @@ import re
 import subprocess
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tools" / "speed"
@@ -29,6 +29,11 @@ def gpu_csv(gpu: str, what: str = "") -> Path:
     """The table of a GPU by its marketing name: "NVIDIA H200" has h200.csv."""
     words = re.findall(r"[a-z0-9]+", gpu.lower().removeprefix("nvidia"))
     return FOLDER / f"{'_'.join([words[0] if words else 'gpu', *([what] if what else [])])}.csv"
+
+
+def csv_file(given: Path | Literal[True], gpu: str, what: str = "") -> Path:
+    """The file that `--csv FILE` names, the GPU's own table for `--csv` alone."""
+    return gpu_csv(gpu, what) if given is True else given
 
 
 def commit() -> str:

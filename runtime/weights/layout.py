@@ -9,6 +9,7 @@ those of FP4, which go along with their tiles.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Self
@@ -33,7 +34,7 @@ _LINEAR = re.compile(
 
 
 @dataclass(frozen=True)
-class Relayout(Op):
+class Relayout(Op, ABC):
     """Base of the kernels that lay stored codes out; `x` holds whole rows, `y` what they become.
 
     Any multiple of `ROWS` rows of a matrix can be laid out alone: what they become is contiguous.
@@ -46,14 +47,14 @@ class Relayout(Op):
     PACKED: ClassVar[int] = 1  # columns that an element of x holds
 
     @classmethod
+    @abstractmethod
     def laid(cls, rows: int, columns: int) -> tuple[int, ...]:
         """Shape of y, padding included."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def reference(x: Array) -> Array:
         """What the kernel has to make of x."""
-        raise NotImplementedError
 
     @classmethod
     def of(cls, rows: int, columns: int) -> Self:

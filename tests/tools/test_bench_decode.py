@@ -30,9 +30,10 @@ def test_steps_of_each_width_and_context(
         ["40", "1"], ["200", "1"], ["40", "4"], ["200", "4"],
     ]  # fmt: skip
     assert lines[6].startswith("memory: ")
-    assert lines[7] == f"4 rows appended to {file}"
+    assert lines[7] == f"rows appended to {file}"
     with file.open(newline="") as opened:
         rows = list(csv.DictReader(opened))
+    assert len(rows) == 4
     for row in rows:
         assert float(row["step_p99_ms"]) >= float(row["step_p50_ms"]) > 0
         assert float(row["gpu_p99_ms"]) >= float(row["gpu_p50_ms"]) > 0
@@ -42,6 +43,25 @@ def test_steps_of_each_width_and_context(
         )  # fmt: skip
         assert row["capacity"] == "200"
     assert float(rows[1]["read_gb"]) > float(rows[0]["read_gb"])  # more entries are scored
+
+
+@compiled
+def test_a_table_that_is_broken_off_has_what_was_measured(
+    cuda: FakeCuda, kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[object] = []
+
+    def stop_at_the_second(*figures: object) -> None:
+        shown.append(figures)
+        if len(shown) == 3:  # the heading, a row, and another
+            raise OSError("no more")
+
+    monkeypatch.setattr(bench_decode, "_print", stop_at_the_second)
+    file = tmp_path / "speed.csv"
+    arguments = ["--checkpoint", str(TINY), "--rows", "1", "--steps", "7", "--warm", "2"]
+    assert bench_decode.main([*arguments, "--context", "40,80,200", "--csv", str(file)]) == 1
+    with file.open(newline="") as opened:
+        assert [row["context"] for row in csv.DictReader(opened)] == ["40", "80"]
 
 
 @compiled
