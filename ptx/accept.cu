@@ -2,102 +2,130 @@
 // Shapes: logits [T, V] f32; ids, slot, position [T]; row_start [S+1]; q [slots, B, V] f32 or absent; mask [T, V/32];
 // bias_ids, bias [S, n]; banned [T]; temperature, top_p, top_k, seed, step, want_logprobs [S];
 // accepted, token [S]; logprob [T]; top_ids, top_logprobs [T, 20].
-// Threads: a CTA a sequence, its rows one after the other. Limited by reading logits and q a few times.
+// Threads: grid S * SELECT_CTAS, a cluster a sequence, its rows one after the other. Limited by reading logits and q.
+// Shared memory: the CTA's slice of a row's logits.
 #include <uf/constrain.cuh>
+#include <uf/distribution.cuh>
 #include <uf/philox.cuh>
 
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_accept(const Args a) {
-    __shared__ Workspace w;
-    __shared__ Distribution p[2], last;  // of a row and the next, and of the row behind which the token comes
-    int s = blockIdx.x, first = a.row_start[s], m = a.row_start[s + 1] - first - 1, n = a.logits_1;
-    for (int row = first; row <= first + m; row++) {
-        if (threadIdx.x == 0) a.logprob[row] = 0.0f;
-        for (int i = threadIdx.x; i < a.top_ids_1; i += TOPK_THREADS) {
-            a.top_ids[row * a.top_ids_1 + i] = -1;
-            a.top_logprobs[row * a.top_ids_1 + i] = from_bits(0xFF800000u);
-        }
+constexpr int ALTERNATIVES = 32;  // at most: a lane each
+struct Alternatives { u32 bits[ALTERNATIVES], id[ALTERNATIVES]; };
+
+extern __shared__ __align__(16) float slice[];
+
+// Row i of sequence s, constrained.
+UF_DEVICE void hold_row(const Args& a, Row& row, int s, int i) {
+    int at = a.row_start[s] + i, banned = a.banned[at];
+    const float* logits = a.logits + (i64)at * row.n;
+    const u32* mask = a.mask + (i64)at * a.mask_1;
+    hold(row, [&](int x) { return allowed(mask, banned, x, load_quad(logits, x, row.n)); });
+    add_bias(row, a.bias_ids + s * a.bias_ids_1, a.bias + s * a.bias_ids_1, a.bias_ids_1);
+}
+
+struct Verified { int kept, token; };
+
+UF_DEVICE Verified greedy(const Args& a, Row& row, int s, int first, int m) {
+    for (int kept = 0;; kept++) {
+        if (kept) hold_row(a, row, s, kept);
+        int token = best_id(row).id;
+        if (kept == m || token != a.ids[first + kept + 1]) return {kept, token};
     }
-    __syncthreads();
+}
+
+UF_DEVICE Verified sampled(const Args& a, Workspace& w, Row& row, int s, int first, int m) {
+#if UF_HAS_q
+    const float* q = a.q + (i64)max(a.slot[first], 0) * a.q_1 * row.n;
+    auto drawn = [=](int i, int x) { return i < a.q_1 ? (double)q[(i64)i * row.n + x] : 0.0; };
+#else
+    auto drawn = [](int, int) { return 0.0; };  // drawn from nothing known: none of them stays
+#endif
+    // What p leaves where the draft may have come from q.
+    auto rest = [&](const Distribution& d, double reach, int i, int x, u32 bits) {
+        double p = reach * probability(d, x, bits);
+        return p > 0.0 ? fixed(fmax(p - drawn(i, x), 0.0), SHARE_UNIT) : 0;
+    };
+    Distribution last;  // of the row behind which the token comes
+    double reach = 1.0, scale = 1.0, wanted = 0.0;
+    int kept = 0, held = 0;
+    for (int i = 0; i <= m; i++) {
+        if (i) {
+            double had = drawn(i - 1, a.ids[first + i]);
+            reach = had > 0.0 ? fmin(wanted, had) / had : 0.0;
+            if (reach == 0.0) break;
+            hold_row(a, row, s, held = i);
+        }
+        Distribution d = distribution(w, row, a.temperature[s], a.top_p[s], a.top_k[s]);
+        double chance = reach;
+        if (i < m) {  // what the next draft has here
+            int draft = a.ids[first + i + 1];
+            ask(row, draft);
+            u64 sum = sums_of(row, [&](int x, u32 bits) { return i ? rest(d, reach, i, x, bits) : (u64)0; }).all;
+            wanted = reach * probability(d, draft, row.told.asked);
+            double left = (double)sum / SHARE_UNIT;
+            chance = left + (1.0 - reach) > 0.0 ? left / (left + (1.0 - reach)) : 1.0;
+        }
+        double coin = uniform(a.seed[s], a.position[first] + i, a.step[s], PURPOSE_ACCEPT);
+        if (i == 0 || coin < chance) kept = i, scale = reach, last = d;
+    }
+    if (held != kept) hold_row(a, row, s, kept);
+    double u = uniform(a.seed[s], a.position[first] + kept + 1, a.step[s], PURPOSE_RESIDUAL);
+    int token = -1;
+    if (kept < m) token = pick(row, u, [&](int x, u32 bits) { return rest(last, scale, kept, x, bits); });
+    if (token < 0)
+        token = pick(row, u, [&](int x, u32 bits) { return fixed(probability(last, x, bits), SHARE_UNIT); });
+    return {kept, max(token, 0)};
+}
+
+// Log-probabilities of the held row at temperature 1: of the token `chosen`, and the largest ones.
+UF_DEVICE void logprobs(const Args& a, Workspace& w, Alternatives& most, Row& row, int at, int chosen) {
+    int thread = threadIdx.x, count = min(a.top_ids_1, row.n);
+    Distribution d = distribution(w, row, 1.0f, 1.0f, 0);
+    ask(row, chosen);
+    auto emit = [&](int place, int x) {
+        store_in(&most.bits[place], 0, order_bits(row.at(x)));
+        store_in(&most.id[place], 0, (u32)x);
+    };
+    if (count < row.n) cluster_topk(w.topk, row.n, count, [&](int i) { return row.quad(i); }, emit);
+    else each_id(row, [&](int x, u32) { emit(x, x); });
+    cluster_barrier();
+    if (cluster_rank() != 0 || thread >= 32) return;
+    auto logs = [&](u32 bits) { return (float)((double)value_of(bits) - (double)d.peak + log(d.share)); };
+    if (thread == 0) a.logprob[at] = logs(row.told.asked);
+    if (thread >= count) return;
+    int place = 0;  // larger ones come first, and equal ones of lower ids
+    for (int i = 0; i < count; i++)
+        place += most.bits[i] > most.bits[thread] || (most.bits[i] == most.bits[thread] && i < thread);
+    a.top_ids[at * a.top_ids_1 + place] = most.id[thread];
+    a.top_logprobs[at * a.top_ids_1 + place] = logs(most.bits[thread]);
+}
+
+extern "C" __global__ void __cluster_dims__(SELECT_CTAS, 1, 1)
+    __launch_bounds__(DRAW_THREADS, 1) uf_accept(const Args a) {
+    __shared__ Workspace w;
+    __shared__ Alternatives most;
+    int s = blockIdx.x / SELECT_CTAS, first = a.row_start[s], m = a.row_start[s + 1] - first - 1;
+    bool leader = cluster_rank() == 0;
     if (m < 0) {
-        if (threadIdx.x == 0) a.accepted[s] = 0, a.token[s] = 0;
+        if (leader && threadIdx.x == 0) a.accepted[s] = 0, a.token[s] = 0;
         return;
     }
-    Bias bias = bias_of(a.bias_ids + s * a.bias_ids_1, a.bias + s * a.bias_ids_1, a.bias_ids_1);
-    auto logit_at = [&](int i) {
-        int row = first + i, banned = a.banned[row];
-        const float* logits = a.logits + (i64)row * n;
-        const u32* mask = a.mask + (i64)row * a.mask_1;
-        return [=](int x) { return allowed(mask, banned, x) ? with_bias(bias, x, logits[x]) : from_bits(0xFF800000u); };
-    };
-    int kept = 0, token;
-    if (a.temperature[s] == 0.0f) {
-        token = argmax(w, n, logit_at(0));
-        while (kept < m && token == a.ids[first + kept + 1]) token = argmax(w, n, logit_at(++kept));
-    } else {
-#if UF_HAS_q
-        const float* q = a.q + (i64)max(a.slot[first], 0) * a.q_1 * n;
-        auto drawn = [=](int i, int x) { return i < a.q_1 ? (double)q[(i64)i * n + x] : 0.0; };
-#else
-        auto drawn = [](int, int) { return 0.0; };  // drawn from nothing known: none of them stays
-#endif
-        double reach = 1.0, scale = 1.0;
-        for (int i = 0; i <= m && reach > 0.0; i++) {
-            Distribution here = distribution(w, n, logit_at(i), a.temperature[s], a.top_p[s], a.top_k[s]);
-            if (threadIdx.x == 0) {
-                p[i & 1] = here;
-                if (i == 0) last = here;
-            }
-            __syncthreads();
-            if (i == 0) continue;
-            int draft = a.ids[first + i];
-            double wanted = reach * probability(p[i - 1 & 1], logit_at(i - 1), draft);
-            double had = drawn(i - 1, draft);
-            reach = had > 0.0 ? fmin(wanted, had) / had : 0.0;
-            double chance = reach;
-            if (i < m) {
-                auto logit = logit_at(i);
-                double rest = total_of_ids(w, n, [&](int x) {
-                    return reach > 0.0 ? fmax(reach * probability(p[i & 1], logit, x) - drawn(i, x), 0.0) : 0.0;
-                });
-                chance = rest + (1.0 - reach) > 0.0 ? rest / (rest + (1.0 - reach)) : 1.0;
-            }
-            double coin = uniform(a.seed[s], a.position[first] + i, a.step[s], PURPOSE_ACCEPT);
-            if (coin < chance) {
-                kept = i, scale = reach;
-                if (threadIdx.x == 0) last = p[i & 1];
-            }
-            __syncthreads();
-        }
-        auto logit = logit_at(kept);
-        double u = uniform(a.seed[s], a.position[first] + kept + 1, a.step[s], PURPOSE_RESIDUAL);
-        auto whole = [&](int x) { return probability(last, logit, x); };
-        auto left = [&](int x) { return fmax(scale * probability(last, logit, x) - drawn(kept, x), 0.0); };
-        bool residual = kept < m && total_of_ids(w, n, left) > 0.0;
-        __syncthreads();
-        token = residual ? pick(w, n, u, left) : pick(w, n, u, whole);
+    Row row(slice, w.told, a.logits_1);
+    cluster_arrive();
+    hold_row(a, row, s, 0);
+    cluster_wait();  // all CTAs run: they can be told
+    Verified v = a.temperature[s] == 0.0f ? greedy(a, row, s, first, m) : sampled(a, w, row, s, first, m);
+    if (leader && threadIdx.x == 0) a.accepted[s] = v.kept, a.token[s] = v.token;
+    int told = a.want_logprobs[s] ? v.kept + 1 : 0;
+    for (int i = 0; i < told; i++) {
+        hold_row(a, row, s, i);
+        logprobs(a, w, most, row, first + i, i < v.kept ? a.ids[first + i + 1] : v.token);
     }
-    if (threadIdx.x == 0) a.accepted[s] = kept, a.token[s] = token;
-    if (!a.want_logprobs[s]) return;
-    for (int i = 0; i <= kept; i++) {
-        auto logit = logit_at(i);
-        int row = first + i, chosen = i < kept ? a.ids[first + i + 1] : token;
-        Distribution d = distribution(w, n, logit, 1.0f, 1.0f, 0);
-        double norm = log(d.z);
-        auto logs = [&](int x) { return (float)((double)logit(x) - (double)d.peak - norm); };
-        if (threadIdx.x == 0) a.logprob[row] = logs(chosen);
-        float below = from_bits(0x7F800000u);
-        int behind = -1;  // the alternatives come one by one: smaller than the last, or equal with a larger id
-        for (int place = 0; place < min(a.top_ids_1, n); place++) {
-            auto rest = [&](int x) {
-                float l = logit(x);
-                return l < below || (l == below && x > behind) ? l : from_bits(0xFFC00000u);  // NaN never wins
-            };
-            int next = argmax(w, n, rest);
-            below = logit(next), behind = next;
-            if (threadIdx.x == 0) {
-                a.top_ids[row * a.top_ids_1 + place] = next;
-                a.top_logprobs[row * a.top_ids_1 + place] = logs(next);
-            }
+    for (int at = first; leader && at <= first + m; at++) {  // places that nobody filled
+        bool empty = at >= first + told;
+        if (empty && threadIdx.x == 0) a.logprob[at] = 0.0f;
+        for (int i = threadIdx.x + (empty ? 0 : row.n); i < a.top_ids_1; i += DRAW_THREADS) {
+            a.top_ids[at * a.top_ids_1 + i] = -1;
+            a.top_logprobs[at * a.top_ids_1 + i] = from_bits(0xFF800000u);
         }
     }
 }

@@ -1,24 +1,38 @@
 // A drafted token and the distribution that it was drawn from (graphs/ops/draft_sample.py).
 // Shapes: logits [S*B, V] f32; markov [S, V] f32; at, slot [S*B]; bias_ids, bias [S, n]; drafts [S, B]; q [slots, B, V] f32.
-// Threads: a CTA a sequence. Limited by reading its logits a few times.
+// Threads: grid S * SELECT_CTAS, a cluster a sequence. Limited by reading its logits once.
+// Shared memory: the CTA's slice of them.
 #include <uf/constrain.cuh>
+#include <uf/distribution.cuh>
 #include <uf/philox.cuh>
 
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS) uf_draft_sample(const Args a) {
+extern __shared__ __align__(16) float slice[];
+
+extern "C" __global__ void __cluster_dims__(SELECT_CTAS, 1, 1)
+    __launch_bounds__(DRAW_THREADS, 1) uf_draft_sample(const Args a) {
     __shared__ Workspace w;
-    int s = blockIdx.x, row = s * a.block + a.index, n = a.markov_1;
-    const float *block = a.logits + (i64)row * n, *markov = a.markov + (i64)s * n;
-    Bias bias = bias_of(a.bias_ids + s * a.bias_ids_1, a.bias + s * a.bias_ids_1, a.bias_ids_1);
-    auto logit = [&](int x) { return with_bias(bias, x, block[x] + markov[x]); };
+    int s = blockIdx.x / SELECT_CTAS, at = s * a.block + a.index, n = a.markov_1;
+    const float *block = a.logits + (i64)at * n, *markov = a.markov + (i64)s * n;
+    Row row(slice, w.told, n);
+    cluster_arrive();
+    hold(row, [&](int i) {
+        float4 x = load_quad(block, i, n), y = load_quad(markov, i, n);
+        return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+    });
+    add_bias(row, a.bias_ids + s * a.bias_ids_1, a.bias + s * a.bias_ids_1, a.bias_ids_1);
+    cluster_wait();  // all CTAs run: they can be told
     int token;
-    if (a.temperature[s] == 0.0f || a.slot[row] < 0) {
-        token = argmax(w, n, logit);
+    if (a.temperature[s] == 0.0f || a.slot[at] < 0) {
+        token = best_id(row).id;
     } else {
-        Distribution d = distribution(w, n, logit, a.temperature[s], a.top_p[s], a.top_k[s]);
-        float* q = a.q + ((i64)a.slot[row] * a.q_1 + a.index) * n;
-        for (int x = threadIdx.x; x < n; x += TOPK_THREADS) q[x] = (float)probability(d, logit, x);
-        __syncthreads();
-        token = pick(w, n, uniform(a.seed[s], a.at[row] + 1, a.step[s], PURPOSE_DRAFT), [&](int x) { return (double)q[x]; });
+        Distribution d = distribution(w, row, a.temperature[s], a.top_p[s], a.top_k[s]);
+        float* q = a.q + ((i64)a.slot[at] * a.q_1 + a.index) * n;
+        each_id(row, [&](int x, u32 bits) { row.at(x) = q[x] = (float)probability(d, x, bits); });
+        __syncwarp();
+        double u = uniform(a.seed[s], a.at[at] + 1, a.step[s], PURPOSE_DRAFT);
+        // What was kept is what is drawn from.
+        token = pick(row, u, [&](int, u32 bits) { return __float2ull_rn(value_of(bits) * (float)SHARE_UNIT); });
+        token = max(token, 0);
     }
-    if (threadIdx.x == 0) a.drafts[s * a.drafts_1 + a.index] = token;
+    if (cluster_rank() == 0 && threadIdx.x == 0) a.drafts[s * a.drafts_1 + a.index] = token;
 }

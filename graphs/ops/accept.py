@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64
+from ultraflash.graphs.ops.select_topk import held_geometry
 from ultraflash.graphs.philox import U32, U64
 from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
@@ -109,8 +110,12 @@ class Accept(Op):
         return accepted, token, logs.logprob, logs.top_ids, logs.top_logprobs
 
     def geometry(self) -> Geometry:
-        """A CTA a sequence."""
-        return Geometry(self.token.shape[0])
+        """A cluster of CTAs a sequence, which hold a row of logits."""
+        return held_geometry(self.token.shape[0], self.logits.shape[1])
+
+    def compiled(self) -> tuple[tuple[str, int], ...]:
+        """Each size of shared memory is a kernel of its own: the driver is told the largest."""
+        return (("SHARED", self.geometry().shared),)
 
     def state_bytes(self) -> int:
         """The distribution of every draft among the rows."""

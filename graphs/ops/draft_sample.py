@@ -9,6 +9,7 @@ import numpy as np
 
 from ultraflash.graphs.draw import pick
 from ultraflash.graphs.numerics import F32
+from ultraflash.graphs.ops.select_topk import held_geometry
 from ultraflash.graphs.philox import U64, Purpose, uniform
 from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
@@ -78,8 +79,12 @@ class DraftSample(Op):
             drafts[s, index] = pick(q[where, index].astype(np.float64), float(draw[s]))
 
     def geometry(self) -> Geometry:
-        """A CTA a sequence."""
-        return Geometry(self.markov.shape[0])
+        """A cluster of CTAs a sequence, which hold a row of logits."""
+        return held_geometry(*self.markov.shape)
+
+    def compiled(self) -> tuple[tuple[str, int], ...]:
+        """Each size of shared memory is a kernel of its own: the driver is told the largest."""
+        return (("SHARED", self.geometry().shared),)
 
     def cost(self) -> Cost:
         """Of the block's rows one of each sequence."""

@@ -12,6 +12,7 @@ from ultraflash.graphs.rows import I32
 
 _CTAS = 8  # of a row's cluster
 _SHORT = 1 << 17
+_DRAW_THREADS = 512
 
 
 def topk_geometry(rows: int, count: int, kept: int = 0) -> Geometry:
@@ -21,9 +22,19 @@ def topk_geometry(rows: int, count: int, kept: int = 0) -> Geometry:
     Many rows have threads enough; few rows need them for one row's loads.
     """
     threads = 256 if rows > 16 else 512 if count <= _SHORT else 1024
-    warps = _CTAS * threads // 32
-    length = -(-count // (128 * warps)) * 128  # of a warp's part
-    return Geometry(rows * _CTAS, threads=threads, shared=kept * length * threads // 32)
+    return Geometry(rows * _CTAS, threads=threads, shared=kept * _length(count, threads))
+
+
+def held_geometry(rows: int, count: int) -> Geometry:
+    """A cluster of CTAs a row of `count` logits, of which each CTA holds its slice in shared
+    memory."""
+    return Geometry(rows * _CTAS, threads=_DRAW_THREADS, shared=4 * _length(count, _DRAW_THREADS))
+
+
+def _length(count: int, threads: int) -> int:
+    """Elements of a row that a CTA has: the last warps have less of them, or none."""
+    warps = threads // 32
+    return -(-count // (128 * _CTAS * warps)) * 128 * warps
 
 
 @dataclass(frozen=True)

@@ -39,3 +39,11 @@ UF_DEVICE float2 load_in(const float2* p, u32 rank) {
 UF_DEVICE void store_in(double* p, u32 rank, double x) {
     asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address_in(p, rank)), "d"(x) : "memory");
 }
+UF_DEVICE void store_in(u64* p, u32 rank, u64 x) {
+    asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address_in(p, rank)), "l"(x) : "memory");
+}
+UF_DEVICE u64 load_in(const u64* p, u32 rank) {
+    u64 x;
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(x) : "r"(address_in(p, rank)) : "memory");
+    return x;
+}

@@ -44,20 +44,20 @@ template <class Quad, class Visit> UF_DEVICE void scan(Stretch part, Quad quad, 
 }
 
 // Sums over the lanes above, and below, this one.
-UF_DEVICE u32 sum_above(u32 x, int lane) {
-    u32 sum = x;
+template <class T> UF_DEVICE T sum_above(T x, int lane) {
+    T sum = x;
 #pragma unroll
     for (int o = 1; o < 32; o *= 2) {
-        u32 more = __shfl_down_sync(0xFFFFFFFFu, sum, o);
+        T more = __shfl_down_sync(0xFFFFFFFFu, sum, o);
         if (lane + o < 32) sum += more;
     }
     return sum - x;
 }
-UF_DEVICE u32 sum_below(u32 x, int lane) {
-    u32 sum = x;
+template <class T> UF_DEVICE T sum_below(T x, int lane) {
+    T sum = x;
 #pragma unroll
     for (int o = 1; o < 32; o *= 2) {
-        u32 more = __shfl_up_sync(0xFFFFFFFFu, sum, o);
+        T more = __shfl_up_sync(0xFFFFFFFFu, sum, o);
         if (lane >= o) sum += more;
     }
     return sum - x;

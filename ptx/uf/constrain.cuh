@@ -1,18 +1,28 @@
 // Bias, mask and ban of a request (graphs/sampling.py).
-#include <uf/distribution.cuh>
+#include <uf/held_row.cuh>
 
-struct Bias {
-    const int* ids;
-    const float* values;
-    int count;  // entries up to the last one used
-};
-UF_DEVICE Bias bias_of(const int* ids, const float* values, int size) {
-    int count = 0;
-    for (int i = 0; i < size; i++) if (ids[i] >= 0) count = i + 1;
-    return Bias{ids, values, count};
+// Adds what is meant for ids of this CTA's slice, repeated ids in the order of their entries; ids of -1 are unused.
+UF_DEVICE void add_bias(Row& row, const int* ids, const float* values, int count) {
+    bool any = false;
+    for (int i = threadIdx.x; i < count; i += DRAW_THREADS) any |= ids[i] >= 0;
+    if (!__syncthreads_or(any)) return;
+    for (int i = threadIdx.x; i < count; i += DRAW_THREADS) {
+        int x = ids[i];
+        bool first = x >= 0 && row.has(x);
+        for (int j = 0; j < i && first; j++) first = ids[j] != x;
+        if (!first) continue;
+        float logit = row.at(x);
+        for (int j = i; j < count; j++)
+            if (ids[j] == x) logit = logit + values[j];
+        row.at(x) = logit;
+    }
+    __syncthreads();
 }
-UF_DEVICE float with_bias(const Bias& b, int x, float logit) {
-    for (int i = 0; i < b.count; i++) if (b.ids[i] == x) logit = logit + b.values[i];
-    return logit;
+
+// Values of ids i .. i + 3, -inf where one is forbidden; i is a multiple of 4.
+UF_DEVICE float4 allowed(const u32* mask, int banned, int i, float4 x) {
+    u32 bits = mask[i / 32] >> (i % 32);
+    float never = from_bits(0xFF800000u);
+    return make_float4(bits & 1u && i != banned ? x.x : never, bits & 2u && i + 1 != banned ? x.y : never,
+                       bits & 4u && i + 2 != banned ? x.z : never, bits & 8u && i + 3 != banned ? x.w : never);
 }
-UF_DEVICE bool allowed(const u32* mask, int banned, int x) { return (mask[x / 32] >> (x % 32) & 1u) && x != banned; }

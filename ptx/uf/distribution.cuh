@@ -1,176 +1,133 @@
-// From logits to a probability distribution and a token (graphs/sampling.py), by one CTA of 256 threads.
+// From logits to a probability distribution and a token (graphs/sampling.py), by a cluster that holds the row.
 //
 // Probabilities are made on the fly from logits: w(x) = exp((l(x) - peak) / temperature) where x is kept, over their
-// sum z. What top_k and top_p keep is a threshold on the order of logits and a last id among those equal to it,
-// found by radix selection: never a sort. Masses are summed as fixed point integers, so that no order of additions
-// shows; z and cumulative sums take contiguous pieces of ids in order.
-#include <uf/topk.cuh>
+// sum z. What top_k and top_p keep is a threshold on the order of logits and a last id among those equal to it, found
+// by radix selection: never a sort. Masses are fixed point integers. Exponentials are float64, one for each id whose
+// weight can count; a GPU with little float64 spends its time on them.
+#include <uf/held_row.cuh>
 
-constexpr double FIXED = 1099511627776.0;  // 2^40
+constexpr double WEIGHT_UNIT = 70368744177664.0;        // 2^46: the weights of 2^17 ids do not overflow
+constexpr double SHARE_UNIT = 4611686018427387904.0;    // 2^62: probabilities add up to 1
+constexpr float FAR = 33.0f;                            // exp(-FAR) is no mass: less than half a unit
 
 struct Distribution {
     float peak;
-    u32 threshold;  // order bits of the smallest logit kept
+    u32 threshold;   // order bits of the smallest logit kept
     int last_equal;  // the largest id kept among logits equal to the threshold
-    double z;
-    float temperature;
+    double cold;     // 1 / temperature
+    double share;    // of a weight of 1: 1 / z
+};
+// Digits of top_p's threshold, a mass for each bin: this CTA's part. Digits take turns, peers read the last one.
+struct MassSearch {
+    u64 mass[2][BINS], group[2][BIN_GROUPS], left;
+    u32 digit;
 };
 struct Workspace {
-    Topk topk;
-    u64 mass[256];
-    double part[TOPK_THREADS + 1];
-    u64 target;
-    int found;
+    union { ClusterTopk topk; MassSearch search; };
+    Told told;
 };
 
-template <class Logit> UF_DEVICE double weight_of(const Distribution& d, Logit logit, int x) {
-    float l = logit(x);
-    u32 bits = order_bits(l);
+UF_DEVICE double weight_of(const Distribution& d, int x, u32 bits) {
     if (bits < d.threshold || (bits == d.threshold && x > d.last_equal)) return 0.0;
-    return exp(((double)l - (double)d.peak) / (double)d.temperature);
+    return exp(((double)value_of(bits) - (double)d.peak) * d.cold);
 }
-template <class Logit> UF_DEVICE double probability(const Distribution& d, Logit logit, int x) {
-    return weight_of(d, logit, x) / d.z;
+UF_DEVICE double probability(const Distribution& d, int x, u32 bits) { return weight_of(d, x, bits) * d.share; }
+UF_DEVICE u64 fixed(double x, double unit) { return __double2ull_rn(x * unit); }
+
+// The id of the `count`-th that is the same, in id order; the last id of all if they are fewer.
+template <class Same> UF_DEVICE int nth(Row& row, u64 count, Same same) {
+    int x = first_beyond(row, [&](int, u32 bits) { return (u64)same(bits); }, [&](u64) { return count - 1; });
+    return x < 0 ? row.n - 1 : x;
 }
 
-// Sum of f over all ids and where a cumulative sum first exceeds u * sum. Pieces of ids are contiguous.
-template <class F> UF_DEVICE double total_of_ids(Workspace& w, int n, F f) {
-    int piece = (n + TOPK_THREADS - 1) / TOPK_THREADS, start = threadIdx.x * piece;
-    double sum = 0.0;
-    for (int x = start; x < min(start + piece, n); x++) sum += f(x);
-    __syncthreads();
-    w.part[threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.x == 0) {  // exclusive sums; the whole at the end
-        double run = 0.0;
-        for (int i = 0; i <= TOPK_THREADS; i++) {
-            double own = i < TOPK_THREADS ? w.part[i] : 0.0;
-            w.part[i] = run;
-            run += own;
-        }
-    }
-    __syncthreads();
-    return w.part[TOPK_THREADS];
-}
-template <class F> UF_DEVICE int pick(Workspace& w, int n, double u, F f) {
-    double target = u * total_of_ids(w, n, f);
-    __syncthreads();
-    int piece = (n + TOPK_THREADS - 1) / TOPK_THREADS, start = threadIdx.x * piece;
-    if (threadIdx.x == 0) w.found = n - 1;
-    __syncthreads();
-    double run = w.part[threadIdx.x];
-    if (target >= run && target < w.part[threadIdx.x + 1])
-        for (int x = start; x < min(start + piece, n); x++) {
-            run += f(x);
-            if (run > target) {
-                atomicMin(&w.found, x);
-                break;
-            }
-        }
-    __syncthreads();
-    return w.found;
+// Adds 64 bits without a loop: whoever wraps the lower half carries.
+UF_DEVICE void add_mass(u64* to, u64 x) {
+    u32 *half = (u32*)to, low = (u32)x, high = (u32)(x >> 32);
+    u32 sum = atomicAdd(half, low) + low;
+    high += sum < low;
+    if (high) atomicAdd(half + 1, high);
 }
 
-// The largest logit, the lowest id among equals; NaN stands for ids that do not take part.
-template <class Logit> UF_DEVICE int argmax(Workspace& w, int n, Logit logit) {
-    float best = from_bits(0xFF800000u);
-    int at = 0x7FFFFFFF;
-    for (int x = threadIdx.x; x < n; x += TOPK_THREADS) {
-        float l = logit(x);
-        if (l == l && (at == 0x7FFFFFFF || l > best)) best = l, at = x;
-    }
-    float top = block_max(best);
-    if (threadIdx.x == 0) w.found = 0x7FFFFFFF;
-    __syncthreads();
-    if (at != 0x7FFFFFFF && best == top) atomicMin(&w.found, at);
-    __syncthreads();
-    int found = w.found;
-    __syncthreads();
-    return found;
+UF_DEVICE u64 mass_of_cluster(const u64* p) {
+    u64 sum = 0;
+#pragma unroll
+    for (int r = 0; r < SELECT_CTAS; r++) sum += load_in(p, r);
+    return sum;
 }
 
-// The id of the `count`-th logit equal to `bits`, in id order.
-template <class Logit> UF_DEVICE int nth_equal(Workspace& w, int n, u32 bits, int count, Logit logit) {
-    __syncthreads();  // `found` may still be read from an earlier search
-    if (threadIdx.x == 0) w.topk.base = 0, w.found = n - 1;
-    __syncthreads();
-    for (int start = 0; start < n; start += TOPK_THREADS) {
-        int x = start + threadIdx.x;
-        bool same = x < n && order_bits(logit(x)) == bits;
-        u32 before = w.topk.base, rank = before + rank_among(w.topk.count, same, threadIdx.x / 32, threadIdx.x % 32);
-        u32 total = before + total_of(w.topk.count);
-        if (same && (int)rank == count - 1) w.found = x;
-        __syncthreads();
-        if (threadIdx.x == 0) w.topk.base = total;
-        __syncthreads();
-        if ((int)total >= count) break;
-    }
-    int found = w.found;
-    __syncthreads();
-    return found;
+// One warp: the bin from above in which the mass that is left runs out. The first time it is a share of the whole.
+UF_DEVICE void find_bin(MassSearch& s, int turn, bool first, float top_p) {
+    int lane = threadIdx.x % 32;
+    u64 mass = mass_of_cluster(&s.group[turn][lane]), above = sum_above(mass, lane), left = s.left;
+    if (first) left = max((u64)((double)top_p * (double)warp_sum(mass)), (u64)1);
+    u32 votes = __ballot_sync(0xFFFFFFFFu, above < left && left <= above + mass);
+    int group = votes ? __ffs(votes) - 1 : 0;  // none: there is no mass, of logits that are no numbers
+    left -= __shfl_sync(0xFFFFFFFFu, above, group);
+    int bin = group * (BINS / BIN_GROUPS) + 2 * lane;
+    u64 low = mass_of_cluster(&s.mass[turn][bin]), high = mass_of_cluster(&s.mass[turn][bin + 1]);
+    above = sum_above(low + high, lane);
+    __syncwarp();
+    if (above >= left || left > above + high + low) return;
+    bool upper = left <= above + high;
+    s.left = left - (upper ? above : above + high);
+    s.digit = bin + upper;
 }
 
-// Narrows d to the fewest tokens, largest first, whose mass reaches top_p of what d keeps.
-template <class Logit> UF_DEVICE void keep_mass(Workspace& w, int n, Logit logit, float top_p, Distribution& d) {
-    int thread = threadIdx.x;
-    u32 prefix = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
+// Narrows d to the fewest tokens, largest first, whose mass reaches top_p of what d keeps. The first digit is how far
+// a logit is below the peak, in even steps, so that a warp's ids fall into different bins; then come its order bits.
+UF_DEVICE void keep_mass(Workspace& w, Row& row, float top_p, Distribution& d) {
+    MassSearch& s = w.search;
+    auto distance = [&, step = (float)(BINS / (double)FAR * d.cold)](u32 bits) { return (d.peak - value_of(bits)) * step; };
+    auto bin_of = [&](float far) { return BINS - 1 - min((int)far, BINS - 1); };
+    for (int i = threadIdx.x; i < BINS; i += DRAW_THREADS) s.mass[0][i] = 0;
+    if (threadIdx.x == 0) s.digit = 0, s.left = 1;
+    __syncthreads();
+    u32 prefix = 0, mask = 0;
+    int near = 0;
+    for (int digit = 0; digit <= DIGITS; digit++) {
+        int turn = digit % 2, shift = digit == 1 ? 21 : digit == 2 ? 10 : 0;
+        u32 last = digit == DIGITS ? BINS / 2 - 1 : BINS - 1;
+        each_id(row, [&](int x, u32 bits) {
+            float far = distance(bits);
+            if (far >= (float)BINS || (digit && (bin_of(far) != near || (bits & mask) != prefix))) return;
+            u64 mass = fixed(weight_of(d, x, bits), WEIGHT_UNIT);
+            if (mass) add_mass(&s.mass[turn][digit ? bits >> shift & last : bin_of(far)], mass);
+        });
         __syncthreads();
-        w.mass[thread] = 0;
-        __syncthreads();
-        u32 mask = shift == 24 ? 0u : 0xFFFFFFFFu << (shift + 8);
-        for (int x = thread; x < n; x += TOPK_THREADS) {
-            u32 bits = order_bits(logit(x));
-            if ((bits & mask) == (prefix & mask))
-                atomicAdd(&w.mass[bits >> shift & 255u], (u64)(weight_of(d, logit, x) * FIXED + 0.5));
+        for (int g = threadIdx.x / 32; g < BIN_GROUPS; g += DRAW_THREADS / 32) {
+            const u64* bin = &s.mass[turn][g * (BINS / BIN_GROUPS) + threadIdx.x % 32];
+            u64 sum = warp_sum(bin[0] + bin[32]);
+            if (threadIdx.x % 32 == 0) s.group[turn][g] = sum;
         }
+        cluster_barrier();
+        for (int i = threadIdx.x; i < BINS; i += DRAW_THREADS) s.mass[1 - turn][i] = 0;
+        if (threadIdx.x < 32) find_bin(s, turn, digit == 0, top_p);
         __syncthreads();
-        if (thread == 0) {
-            if (shift == 24) {
-                u64 all = 0;
-                for (int i = 0; i < 256; i++) all += w.mass[i];
-                w.target = (u64)((double)top_p * (double)all);
-                if (w.target == 0) w.target = 1;
-            }
-            int digit = 255;
-            while (digit > 0 && w.mass[digit] < w.target) w.target -= w.mass[digit--];
-            w.found = digit;
-        }
-        __syncthreads();
-        prefix |= (u32)w.found << shift;
+        if (digit == 0) near = s.digit;
+        else prefix |= s.digit << shift, mask |= last << shift;
     }
     // All logits at the threshold weigh the same: how many of them are needed.
-    __syncthreads();  // the last digit may still be read
-    if (thread == 0) {
-        float l = from_bits(prefix & 0x80000000u ? prefix & 0x7FFFFFFFu : ~prefix);
-        u64 one = (u64)(exp(((double)l - (double)d.peak) / (double)d.temperature) * FIXED + 0.5);
-        w.found = one ? (int)((w.target + one - 1) / one) : 1;
-    }
-    __syncthreads();
-    int needed = max(w.found, 1);
-    int last = nth_equal(w, n, prefix, needed, logit);
-    d.last_equal = prefix == d.threshold ? min(last, d.last_equal) : last;
+    u64 one = max(fixed(exp(((double)value_of(prefix) - (double)d.peak) * d.cold), WEIGHT_UNIT), (u64)1);
+    int end = nth(row, max((s.left + one - 1) / one, (u64)1), [&](u32 bits) { return bits == prefix; });
+    d.last_equal = prefix == d.threshold ? min(end, d.last_equal) : end;
     d.threshold = prefix;
 }
 
 // Temperature, then top_k, then top_p; equal logits: the lower id first.
-template <class Logit>
-UF_DEVICE Distribution distribution(Workspace& w, int n, Logit logit, float temperature, float top_p, int top_k) {
-    Distribution d;
-    float best = from_bits(0xFF800000u);
-    for (int x = threadIdx.x; x < n; x += TOPK_THREADS) best = fmaxf(best, logit(x));
-    d.peak = block_max(best);
-    d.threshold = 0;
-    d.last_equal = n - 1;
-    d.temperature = temperature;
-    if (top_k > 0 && top_k < n) {
-        // The threshold alone is wanted: places and indices are thrown away.
-        select_topk(w.topk, n, top_k, logit, [](int, int) {});
-        d.threshold = w.topk.prefix;
-        d.last_equal = nth_equal(w, n, w.topk.prefix, w.topk.left, logit);
+UF_DEVICE Distribution distribution(Workspace& w, Row& row, float temperature, float top_p, int top_k) {
+    Distribution d = {value_of(best_id(row).bits), 0, row.n - 1, 1.0 / (double)temperature, 0.0};
+    if (top_k > 0 && top_k < row.n) {
+        Threshold t = find_threshold(w.topk, row.part, top_k, [&](int i) { return row.quad(i); });
+        d.last_equal = nth(row, t.equals, [&](u32 bits) { return t.same(bits); });
+        d.threshold = t.bits;
     }
-    if (top_p < 1.0f) keep_mass(w, n, logit, top_p, d);
-    d.z = total_of_ids(w, n, [&](int x) { return weight_of(d, logit, x); });
-    __syncthreads();
+    if (top_p < 1.0f) keep_mass(w, row, top_p, d);
+    u64 z = sums_of(row, [&](int x, u32 bits) { return fixed(weight_of(d, x, bits), WEIGHT_UNIT); }).all;
+    d.share = WEIGHT_UNIT / (double)z;
     return d;
+}
+
+// The first id whose cumulative share exceeds u of the whole; -1 where there is none.
+template <class F> UF_DEVICE int pick(Row& row, double u, F share) {
+    return first_beyond(row, share, [&](u64 all) { return (u64)(u * (double)all); });
 }
