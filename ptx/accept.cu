@@ -35,21 +35,25 @@ UF_DEVICE Verified greedy(const Args& a, Row& row, int s, int first, int m) {
 UF_DEVICE Verified sampled(const Args& a, Workspace& w, Row& row, int s, int first, int m) {
 #if UF_HAS_q
     const float* q = a.q + (i64)max(a.slot[first], 0) * a.q_1 * row.n;
-    auto drawn = [=](int i, int x) { return i < a.q_1 ? (double)q[(i64)i * row.n + x] : 0.0; };
+    auto drawn = [=](int i, int x) { return i < a.q_1 ? q[(i64)i * row.n + x] : 0.0f; };
 #else
-    auto drawn = [](int, int) { return 0.0; };  // drawn from nothing known: none of them stays
+    auto drawn = [](int, int) { return 0.0f; };  // drawn from nothing known: none of them stays
 #endif
-    // What p leaves where the draft may have come from q.
-    auto rest = [&](const Distribution& d, double reach, int i, int x, u32 bits) {
-        double p = reach * probability(d, x, bits);
-        return p > 0.0 ? fixed(fmax(p - drawn(i, x), 0.0), SHARE_UNIT) : 0;
+    // What p leaves where the draft may have come from q: scale * weight - q.
+    auto rest = [&](const Distribution& d, Pair scale, int i, int x, u32 bits) {
+        Pair p = weight_of(d, x, bits) * scale;
+        if (p.high == 0.0f) return (u64)0;
+        Pair left = two_sum(p.high, -drawn(i, x));
+        left.low += p.low;
+        return (u64)max(units_of(left, SHARE_UNIT), (i64)0);
     };
+    make_powers(w.powers);
     Distribution last;  // of the row behind which the token comes
     double reach = 1.0, scale = 1.0, wanted = 0.0;
     int kept = 0, held = 0;
     for (int i = 0; i <= m; i++) {
         if (i) {
-            double had = drawn(i - 1, a.ids[first + i]);
+            double had = (double)drawn(i - 1, a.ids[first + i]);
             reach = had > 0.0 ? fmin(wanted, had) / had : 0.0;
             if (reach == 0.0) break;
             hold_row(a, row, s, held = i);
@@ -59,9 +63,10 @@ UF_DEVICE Verified sampled(const Args& a, Workspace& w, Row& row, int s, int fir
         if (i < m) {  // what the next draft has here
             int draft = a.ids[first + i + 1];
             ask(row, draft);
-            u64 sum = sums_of(row, [&](int x, u32 bits) { return i ? rest(d, reach, i, x, bits) : (u64)0; }).all;
-            wanted = reach * probability(d, draft, row.told.asked);
-            double left = (double)sum / SHARE_UNIT;
+            Pair by = pair_of(reach * d.share);
+            u64 sum = sums_of(row, [&](int x, u32 bits) { return i ? rest(d, by, i, x, bits) : (u64)0; }).all;
+            wanted = reach * d.share * value_of(weight_of(d, draft, row.told.asked));
+            double left = (double)sum / (double)SHARE_UNIT;
             chance = left + (1.0 - reach) > 0.0 ? left / (left + (1.0 - reach)) : 1.0;
         }
         double coin = uniform(a.seed[s], a.position[first] + i, a.step[s], PURPOSE_ACCEPT);
@@ -69,10 +74,10 @@ UF_DEVICE Verified sampled(const Args& a, Workspace& w, Row& row, int s, int fir
     }
     if (held != kept) hold_row(a, row, s, kept);
     double u = uniform(a.seed[s], a.position[first] + kept + 1, a.step[s], PURPOSE_RESIDUAL);
+    Pair by = pair_of(scale * last.share);
     int token = -1;
-    if (kept < m) token = pick(row, u, [&](int x, u32 bits) { return rest(last, scale, kept, x, bits); });
-    if (token < 0)
-        token = pick(row, u, [&](int x, u32 bits) { return fixed(probability(last, x, bits), SHARE_UNIT); });
+    if (kept < m) token = pick(row, u, [&](int x, u32 bits) { return rest(last, by, kept, x, bits); });
+    if (token < 0) token = pick(row, u, [&](int x, u32 bits) { return mass_of(last, x, bits); });
     return {kept, max(token, 0)};
 }
 
@@ -116,6 +121,7 @@ extern "C" __global__ void __cluster_dims__(SELECT_CTAS, 1, 1)
     Verified v = a.temperature[s] == 0.0f ? greedy(a, row, s, first, m) : sampled(a, w, row, s, first, m);
     if (leader && threadIdx.x == 0) a.accepted[s] = v.kept, a.token[s] = v.token;
     int told = a.want_logprobs[s] ? v.kept + 1 : 0;
+    if (told) make_powers(w.powers);
     for (int i = 0; i < told; i++) {
         hold_row(a, row, s, i);
         logprobs(a, w, most, row, first + i, i < v.kept ? a.ids[first + i + 1] : v.token);

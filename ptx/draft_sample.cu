@@ -25,13 +25,22 @@ extern "C" __global__ void __cluster_dims__(SELECT_CTAS, 1, 1)
     if (a.temperature[s] == 0.0f || a.slot[at] < 0) {
         token = best_id(row).id;
     } else {
+        make_powers(w.powers);
         Distribution d = distribution(w, row, a.temperature[s], a.top_p[s], a.top_k[s]);
         float* q = a.q + ((i64)a.slot[at] * a.q_1 + a.index) * n;
-        each_id(row, [&](int x, u32 bits) { row.at(x) = q[x] = (float)probability(d, x, bits); });
+        Pair share = pair_of(d.share);
+        scan(row.part, [&](int i) { return row.quad(i); }, [&](int i, const u32(&bits)[4]) {
+            if (i >= n) return;
+            float y[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) y[j] = (weight_of(d, i + j, bits[j]) * share).high;  // 0 behind the row
+            *(float4*)&row.at(i) = make_float4(y[0], y[1], y[2], y[3]);
+            store_quad(q, i, n, y);
+        });
         __syncwarp();
         double u = uniform(a.seed[s], a.at[at] + 1, a.step[s], PURPOSE_DRAFT);
         // What was kept is what is drawn from.
-        token = pick(row, u, [&](int, u32 bits) { return __float2ull_rn(value_of(bits) * (float)SHARE_UNIT); });
+        token = pick(row, u, [&](int, u32 bits) { return __float2ull_rn(value_of(bits) * SHARE_UNIT); });
         token = max(token, 0);
     }
     if (cluster_rank() == 0 && threadIdx.x == 0) a.drafts[s * a.drafts_1 + a.index] = token;

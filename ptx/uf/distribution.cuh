@@ -2,20 +2,23 @@
 //
 // Probabilities are made on the fly from logits: w(x) = exp((l(x) - peak) / temperature) where x is kept, over their
 // sum z. What top_k and top_p keep is a threshold on the order of logits and a last id among those equal to it, found
-// by radix selection: never a sort. Masses are fixed point integers. Exponentials are float64, one for each id whose
-// weight can count; a GPU with little float64 spends its time on them.
+// by radix selection: never a sort. Masses are fixed point integers. Weights are pairs of float32: no float64 is used
+// for each id.
 #include <uf/held_row.cuh>
+#include <uf/pair.cuh>
 
-constexpr double WEIGHT_UNIT = 70368744177664.0;        // 2^46: the weights of 2^17 ids do not overflow
-constexpr double SHARE_UNIT = 4611686018427387904.0;    // 2^62: probabilities add up to 1
-constexpr float FAR = 33.0f;                            // exp(-FAR) is no mass: less than half a unit
+constexpr float WEIGHT_UNIT = 70368744177664.0f;      // 2^46: the weights of 2^17 ids do not overflow
+constexpr float SHARE_UNIT = 4611686018427387904.0f;  // 2^62: probabilities add up to 1
+constexpr float FAR = 48.0f;                          // 2^-FAR is no mass: less than half a unit
+constexpr float NOTHING = 126.0f;                     // 2^-NOTHING and less is no weight at all
 
 struct Distribution {
     float peak;
     u32 threshold;   // order bits of the smallest logit kept
     int last_equal;  // the largest id kept among logits equal to the threshold
-    double cold;     // 1 / temperature
+    Pair cold;       // a logit that is 1 / cold below another has half its weight
     double share;    // of a weight of 1: 1 / z
+    const Pair* powers;
 };
 // Digits of top_p's threshold, a mass for each bin: this CTA's part. Digits take turns, peers read the last one.
 struct MassSearch {
@@ -25,14 +28,20 @@ struct MassSearch {
 struct Workspace {
     union { ClusterTopk topk; MassSearch search; };
     Told told;
+    Pair powers[POWERS];
 };
 
-UF_DEVICE double weight_of(const Distribution& d, int x, u32 bits) {
-    if (bits < d.threshold || (bits == d.threshold && x > d.last_equal)) return 0.0;
-    return exp(((double)value_of(bits) - (double)d.peak) * d.cold);
+UF_DEVICE Pair weight_of_bits(const Distribution& d, u32 bits) {
+    Pair below = two_sum(d.peak, -value_of(bits)), x = two_product(below.high, d.cold.high);
+    if (!(x.high < NOTHING)) return {0.0f, 0.0f};
+    x.low = fmaf(below.high, d.cold.low, fmaf(below.low, d.cold.high, x.low));
+    return power_of_half(d.powers, x);
 }
-UF_DEVICE double probability(const Distribution& d, int x, u32 bits) { return weight_of(d, x, bits) * d.share; }
-UF_DEVICE u64 fixed(double x, double unit) { return __double2ull_rn(x * unit); }
+UF_DEVICE Pair weight_of(const Distribution& d, int x, u32 bits) {
+    if (bits < d.threshold || (bits == d.threshold && x > d.last_equal)) return {0.0f, 0.0f};
+    return weight_of_bits(d, bits);
+}
+UF_DEVICE u64 mass_of(const Distribution& d, int x, u32 bits) { return units_of(weight_of(d, x, bits), WEIGHT_UNIT); }
 
 // The id of the `count`-th that is the same, in id order; the last id of all if they are fewer.
 template <class Same> UF_DEVICE int nth(Row& row, u64 count, Same same) {
@@ -77,7 +86,7 @@ UF_DEVICE void find_bin(MassSearch& s, int turn, bool first, float top_p) {
 // a logit is below the peak, in even steps, so that a warp's ids fall into different bins; then come its order bits.
 UF_DEVICE void keep_mass(Workspace& w, Row& row, float top_p, Distribution& d) {
     MassSearch& s = w.search;
-    auto distance = [&, step = (float)(BINS / (double)FAR * d.cold)](u32 bits) { return (d.peak - value_of(bits)) * step; };
+    auto distance = [&, step = BINS / FAR * d.cold.high](u32 bits) { return (d.peak - value_of(bits)) * step; };
     auto bin_of = [&](float far) { return BINS - 1 - min((int)far, BINS - 1); };
     for (int i = threadIdx.x; i < BINS; i += DRAW_THREADS) s.mass[0][i] = 0;
     if (threadIdx.x == 0) s.digit = 0, s.left = 1;
@@ -90,7 +99,7 @@ UF_DEVICE void keep_mass(Workspace& w, Row& row, float top_p, Distribution& d) {
         each_id(row, [&](int x, u32 bits) {
             float far = distance(bits);
             if (far >= (float)BINS || (digit && (bin_of(far) != near || (bits & mask) != prefix))) return;
-            u64 mass = fixed(weight_of(d, x, bits), WEIGHT_UNIT);
+            u64 mass = mass_of(d, x, bits);
             if (mass) add_mass(&s.mass[turn][digit ? bits >> shift & last : bin_of(far)], mass);
         });
         __syncthreads();
@@ -107,23 +116,25 @@ UF_DEVICE void keep_mass(Workspace& w, Row& row, float top_p, Distribution& d) {
         else prefix |= s.digit << shift, mask |= last << shift;
     }
     // All logits at the threshold weigh the same: how many of them are needed.
-    u64 one = max(fixed(exp(((double)value_of(prefix) - (double)d.peak) * d.cold), WEIGHT_UNIT), (u64)1);
+    u64 one = max((u64)units_of(weight_of_bits(d, prefix), WEIGHT_UNIT), (u64)1);
     int end = nth(row, max((s.left + one - 1) / one, (u64)1), [&](u32 bits) { return bits == prefix; });
     d.last_equal = prefix == d.threshold ? min(end, d.last_equal) : end;
     d.threshold = prefix;
 }
 
-// Temperature, then top_k, then top_p; equal logits: the lower id first.
+// Temperature, then top_k, then top_p; equal logits: the lower id first. The CTA has made its powers.
 UF_DEVICE Distribution distribution(Workspace& w, Row& row, float temperature, float top_p, int top_k) {
-    Distribution d = {value_of(best_id(row).bits), 0, row.n - 1, 1.0 / (double)temperature, 0.0};
+    // Nothing is as cold as to make a number of no distance.
+    Pair cold = pair_of(fmin(1.4426950408889634 / (double)temperature, 1e30));
+    Distribution d = {value_of(best_id(row).bits), 0, row.n - 1, cold, 0.0, w.powers};
     if (top_k > 0 && top_k < row.n) {
         Threshold t = find_threshold(w.topk, row.part, top_k, [&](int i) { return row.quad(i); });
         d.last_equal = nth(row, t.equals, [&](u32 bits) { return t.same(bits); });
         d.threshold = t.bits;
     }
     if (top_p < 1.0f) keep_mass(w, row, top_p, d);
-    u64 z = sums_of(row, [&](int x, u32 bits) { return fixed(weight_of(d, x, bits), WEIGHT_UNIT); }).all;
-    d.share = WEIGHT_UNIT / (double)z;
+    u64 z = sums_of(row, [&](int x, u32 bits) { return mass_of(d, x, bits); }).all;
+    d.share = (double)WEIGHT_UNIT / (double)z;
     return d;
 }
 

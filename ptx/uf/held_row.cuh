@@ -68,6 +68,11 @@ UF_DEVICE float4 load_quad(const float* p, int i, int n) {
     for (int j = 0; j < 4; j++) x[j] = p[min(i + j, n - 1)];
     return make_float4(x[0], x[1], x[2], x[3]);
 }
+UF_DEVICE void store_quad(float* p, int i, int n, const float (&x)[4]) {
+    if (n % 4 == 0) *(float4*)(p + i) = make_float4(x[0], x[1], x[2], x[3]);
+    else
+        for (int j = 0; j < min(4, n - i); j++) p[i + j] = x[j];
+}
 
 struct Best { u32 bits; int id; };  // order bits of the largest logit, the lowest id among equals
 
