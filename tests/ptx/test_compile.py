@@ -21,10 +21,10 @@ from ultraflash.runtime.config import BUNDLED_CHECKPOINT
 
 pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 
-# 64 registers let 1,024 threads live on an SM. Verification and drawing run one CTA a sequence:
-# nothing stands beside it whose place it could take. A CTA of `linear` fills an SM's shared memory
-# with operands under way, so that its registers are no one else's.
-REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "linear": 255}
+# 64 registers let 1,024 threads live on an SM. Verification and drawing run eight CTAs of 512
+# threads a sequence: nothing stands beside one whose place it could take. A CTA of `linear` fills
+# an SM's shared memory with operands under way, so that its registers are no one else's.
+REGISTERS, REGISTERS_OF = 64, {"accept": 128, "draft_sample": 128, "linear": 255}
 # The threads of a mix hold sums of eight rows; a CTA of 800 has an SM to itself.
 REGISTERS_OF |= {"hc_mix": 80}
 # Exchanges wait for other GPUs with few CTAs, whose loads should all be under way at once.
