@@ -26,8 +26,7 @@ struct Verified { int kept, token; };
 
 UF_DEVICE Verified greedy(const Args& a, Row& row, int s, int first, int m) {
     for (int kept = 0;; kept++) {
-        if (kept) hold_row(a, row, s, kept);
-        int token = best_id(row).id;
+        int token = best_id(row, [&] { if (kept < m) hold_row(a, row, s, kept + 1); }).id;
         if (kept == m || token != a.ids[first + kept + 1]) return {kept, token};
     }
 }

@@ -38,7 +38,6 @@ _GRAPH_MS = 10.0  # of work in one graph, about: long enough for the clock, shor
 _MAX_LAUNCHES = 512
 _REPLAYS = 7
 _L2_TIMES = 3  # what rotating copies hold together
-_STATIC_SHARED = 48 << 10
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,7 @@ class OpTimer:
     def _time(self, op: Op, buffers: _Buffers) -> Timing:
         function, kernel = self._function(op)
         launch = op.launch(self._device.arch)
-        if launch.shared > _STATIC_SHARED:
-            function.allow_shared(launch.shared)
+        function.allow_shared(launch.shared)
         packed = [args.pack(op, placed.__getitem__) for placed in buffers.placed]
         once = self._captured(function, op, packed[:1])
         once_ms = min(self._replays(once, 3))

@@ -113,10 +113,6 @@ class Accept(Op):
         """A cluster of CTAs a sequence, which hold a row of logits."""
         return held_geometry(self.token.shape[0], self.logits.shape[1])
 
-    def compiled(self) -> tuple[tuple[str, int], ...]:
-        """Each size of shared memory is a kernel of its own: the driver is told the largest."""
-        return (("SHARED", self.geometry().shared),)
-
     def state_bytes(self) -> int:
         """The distribution of every draft among the rows."""
         if self.q is None:

@@ -49,7 +49,3 @@ class CandidatePool(Op):
         """A cluster of CTAs a row, which keep the best score of each block."""
         rows, entries = self.scores.shape
         return topk_geometry(rows, -(-entries // self.block_size), kept=4)
-
-    def compiled(self) -> tuple[tuple[str, int], ...]:
-        """Each size of shared memory is a kernel of its own: the driver is told the largest."""
-        return (("SHARED", self.geometry().shared),)

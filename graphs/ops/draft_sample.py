@@ -82,10 +82,6 @@ class DraftSample(Op):
         """A cluster of CTAs a sequence, which hold a row of logits."""
         return held_geometry(*self.markov.shape)
 
-    def compiled(self) -> tuple[tuple[str, int], ...]:
-        """Each size of shared memory is a kernel of its own: the driver is told the largest."""
-        return (("SHARED", self.geometry().shared),)
-
     def cost(self) -> Cost:
         """Of the block's rows one of each sequence."""
         own = (self.logits, self.at, self.slot, self.drafts)

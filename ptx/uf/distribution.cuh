@@ -20,10 +20,14 @@ struct Distribution {
     double share;    // of a weight of 1: 1 / z
     const Pair* powers;
 };
-// Digits of top_p's threshold, a mass for each bin: this CTA's part. Digits take turns, peers read the last one.
+// Masses of bins of logits, and the least and the largest order bits in each: this CTA's part. Searches take turns,
+// peers read the last one.
+constexpr int MASS_BINS = 1024, MASS_GROUPS = 32;
 struct MassSearch {
-    u64 mass[2][BINS], group[2][BIN_GROUPS], left;
-    u32 digit;
+    u64 mass[2][MASS_BINS], group[2][MASS_GROUPS];
+    u32 least[2][MASS_BINS], largest[2][MASS_BINS];
+    u64 left, here;  // of the mass wanted: what is to come from the bin; what the bin has
+    u32 bin, low, high;  // the bin, and its logits' order bits
 };
 struct Workspace {
     union { ClusterTopk topk; MassSearch search; };
@@ -64,62 +68,78 @@ UF_DEVICE u64 mass_of_cluster(const u64* p) {
     return sum;
 }
 
-// One warp: the bin from above in which the mass that is left runs out. The first time it is a share of the whole.
-UF_DEVICE void find_bin(MassSearch& s, int turn, bool first, float top_p) {
+// One warp: the bin from above in which the mass that is left runs out.
+UF_DEVICE void find_bin(MassSearch& s, int turn, u64 left) {
     int lane = threadIdx.x % 32;
-    u64 mass = mass_of_cluster(&s.group[turn][lane]), above = sum_above(mass, lane), left = s.left;
-    if (first) left = max((u64)((double)top_p * (double)warp_sum(mass)), (u64)1);
+    u64 mass = mass_of_cluster(&s.group[turn][lane]), above = sum_above(mass, lane);
     u32 votes = __ballot_sync(0xFFFFFFFFu, above < left && left <= above + mass);
-    int group = votes ? __ffs(votes) - 1 : 0;  // none: there is no mass, of logits that are no numbers
+    if (!votes) return;  // there is no mass, of logits that are no numbers
+    int group = __ffs(votes) - 1, bin = group * (MASS_BINS / MASS_GROUPS) + lane;
     left -= __shfl_sync(0xFFFFFFFFu, above, group);
-    int bin = group * (BINS / BIN_GROUPS) + 2 * lane;
-    u64 low = mass_of_cluster(&s.mass[turn][bin]), high = mass_of_cluster(&s.mass[turn][bin + 1]);
-    above = sum_above(low + high, lane);
-    __syncwarp();
-    if (above >= left || left > above + high + low) return;
-    bool upper = left <= above + high;
-    s.left = left - (upper ? above : above + high);
-    s.digit = bin + upper;
+    mass = mass_of_cluster(&s.mass[turn][bin]), above = sum_above(mass, lane);
+    if (above >= left || left > above + mass) return;
+    s.left = left - above, s.here = mass, s.bin = bin;
+    s.low = 0xFFFFFFFFu, s.high = 0;
+#pragma unroll
+    for (int r = 0; r < SELECT_CTAS; r++) {
+        s.low = min(s.low, load_in(&s.least[turn][bin], r));
+        s.high = max(s.high, load_in(&s.largest[turn][bin], r));
+    }
+}
+UF_DEVICE void clear(MassSearch& s, int turn) {
+    for (int i = threadIdx.x; i < MASS_BINS; i += DRAW_THREADS)
+        s.mass[turn][i] = 0, s.least[turn][i] = 0xFFFFFFFFu, s.largest[turn][i] = 0;
 }
 
-// Narrows d to the fewest tokens, largest first, whose mass reaches top_p of what d keeps. The first digit is how far
-// a logit is below the peak, in even steps, so that a warp's ids fall into different bins; then come its order bits.
+// Narrows d to the fewest tokens, largest first, whose mass reaches top_p of what d keeps. First come bins by how far
+// a logit is below the peak, in even steps, so that a warp's ids fall into different ones; then finer steps inside the
+// bin where the mass runs out, which is hardly ever more than one logit; if it is, its order bits tell.
 UF_DEVICE void keep_mass(Workspace& w, Row& row, float top_p, Distribution& d) {
     MassSearch& s = w.search;
-    auto distance = [&, step = BINS / FAR * d.cold.high](u32 bits) { return (d.peak - value_of(bits)) * step; };
-    auto bin_of = [&](float far) { return BINS - 1 - min((int)far, BINS - 1); };
-    for (int i = threadIdx.x; i < BINS; i += DRAW_THREADS) s.mass[0][i] = 0;
-    if (threadIdx.x == 0) s.digit = 0, s.left = 1;
+    float step = MASS_BINS / FAR * d.cold.high;
+    clear(s, 0);
+    if (threadIdx.x == 0) s.left = 1, s.here = 1, s.bin = s.low = s.high = 0;
     __syncthreads();
-    u32 prefix = 0, mask = 0;
-    int near = 0;
-    for (int digit = 0; digit <= DIGITS; digit++) {
-        int turn = digit % 2, shift = digit == 1 ? 21 : digit == 2 ? 10 : 0;
-        u32 last = digit == DIGITS ? BINS / 2 - 1 : BINS - 1;
+    u64 goal = 0;
+    u32 low = 0, high = 0;
+    int near = 0, spread = 0;
+    for (int round = 0; round < 2 || low < high; round++) {
+        int turn = round % 2;
         each_id(row, [&](int x, u32 bits) {
-            float far = distance(bits);
-            if (far >= (float)BINS || (digit && (bin_of(far) != near || (bits & mask) != prefix))) return;
+            float far = (d.peak - value_of(bits)) * step;
+            u32 bin = (u32)(int)far;
+            if (far >= (float)MASS_BINS || (round == 1 && bin != near) || (round > 1 && (bits < low || bits > high))) return;
             u64 mass = mass_of(d, x, bits);
-            if (mass) add_mass(&s.mass[turn][digit ? bits >> shift & last : bin_of(far)], mass);
+            if (!mass) return;
+            if (round == 1) bin = min((u32)((far - (float)near) * MASS_BINS), MASS_BINS - 1u);
+            bin = round < 2 ? MASS_BINS - 1 - bin : (bits - low) >> spread;
+            add_mass(&s.mass[turn][bin], mass);
+            if (round) atomicMin(&s.least[turn][bin], bits), atomicMax(&s.largest[turn][bin], bits);
         });
         __syncthreads();
-        for (int g = threadIdx.x / 32; g < BIN_GROUPS; g += DRAW_THREADS / 32) {
-            const u64* bin = &s.mass[turn][g * (BINS / BIN_GROUPS) + threadIdx.x % 32];
-            u64 sum = warp_sum(bin[0] + bin[32]);
+        for (int g = threadIdx.x / 32; g < MASS_GROUPS; g += DRAW_THREADS / 32) {
+            u64 sum = warp_sum(s.mass[turn][g * (MASS_BINS / MASS_GROUPS) + threadIdx.x % 32]);
             if (threadIdx.x % 32 == 0) s.group[turn][g] = sum;
         }
         cluster_barrier();
-        for (int i = threadIdx.x; i < BINS; i += DRAW_THREADS) s.mass[1 - turn][i] = 0;
-        if (threadIdx.x < 32) find_bin(s, turn, digit == 0, top_p);
+        clear(s, 1 - turn);
+        if (threadIdx.x < 32) {
+            if (round == 0) {  // a share of the whole
+                u64 all = warp_sum(mass_of_cluster(&s.group[0][threadIdx.x]));
+                goal = max((u64)((double)top_p * (double)all), (u64)1);
+            }
+            find_bin(s, turn, round ? s.left : goal);
+        }
         __syncthreads();
-        if (digit == 0) near = s.digit;
-        else prefix |= s.digit << shift, mask |= last << shift;
+        if (round == 0) near = MASS_BINS - 1 - s.bin;
+        else low = s.low, high = s.high, spread = max(0, 32 - __clz(high - low) - 10);
     }
-    // All logits at the threshold weigh the same: how many of them are needed.
-    u64 one = max((u64)units_of(weight_of_bits(d, prefix), WEIGHT_UNIT), (u64)1);
-    int end = nth(row, max((s.left + one - 1) / one, (u64)1), [&](u32 bits) { return bits == prefix; });
-    d.last_equal = prefix == d.threshold ? min(end, d.last_equal) : end;
-    d.threshold = prefix;
+    // All logits in the bin weigh the same: how many of them are needed.
+    u64 one = max((u64)units_of(weight_of_bits(d, low), WEIGHT_UNIT), (u64)1);
+    u64 needed = (s.left + one - 1) / one;
+    int end = needed * one < s.here ? nth(row, needed, [&](u32 bits) { return bits == low; }) : row.n - 1;
+    d.last_equal = low == d.threshold ? min(end, d.last_equal) : end;
+    d.threshold = low;
 }
 
 // Temperature, then top_k, then top_p; equal logits: the lower id first. The CTA has made its powers.
@@ -129,7 +149,7 @@ UF_DEVICE Distribution distribution(Workspace& w, Row& row, float temperature, f
     Distribution d = {value_of(best_id(row).bits), 0, row.n - 1, cold, 0.0, w.powers};
     if (top_k > 0 && top_k < row.n) {
         Threshold t = find_threshold(w.topk, row.part, top_k, [&](int i) { return row.quad(i); });
-        d.last_equal = nth(row, t.equals, [&](u32 bits) { return t.same(bits); });
+        d.last_equal = nth(row, t.equals, [&](u32 bits) { return t.same(bits); });  // a barrier behind the search, too
         d.threshold = t.bits;
     }
     if (top_p < 1.0f) keep_mass(w, row, top_p, d);

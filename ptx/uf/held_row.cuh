@@ -84,7 +84,8 @@ UF_DEVICE Best better(Best a, Best b) { return b.bits > a.bits || (b.bits == a.b
 
 UF_DEVICE int warp_in_cluster() { return (int)cluster_rank() * (DRAW_THREADS / 32) + (int)threadIdx.x / 32; }
 
-UF_DEVICE Best best_id(Row& row) {
+// `meanwhile()` runs while others finish: the row is not read any more.
+template <class Meanwhile> UF_DEVICE Best best_id(Row& row, Meanwhile meanwhile) {
     Told& t = row.told;
     int lane = threadIdx.x % 32, turn = row.turn ^= 1;
     Best best = {0, 0x7FFFFFFF};
@@ -94,12 +95,16 @@ UF_DEVICE Best best_id(Row& row) {
         store_in(&t.bits[turn][warp_in_cluster()], lane, best.bits);
         store_in(&t.id[turn][warp_in_cluster()], lane, (u32)best.id);
     }
-    cluster_barrier();
+    cluster_arrive();
+    meanwhile();
+    cluster_wait();
     best = {0, 0x7FFFFFFF};
 #pragma unroll
     for (int e = 0; e < EACH; e++) best = better(best, {t.bits[turn][32 * e + lane], (int)t.id[turn][32 * e + lane]});
     return best_of(best);
 }
+
+UF_DEVICE Best best_id(Row& row) { return best_id(row, [] {}); }
 
 UF_DEVICE u64 warp_sum(u64 x) {
 #pragma unroll

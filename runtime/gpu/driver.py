@@ -243,9 +243,13 @@ class Function:
         # The source says so itself (ptx/uf/mma.cuh), for it has to do the waiting. Asking the
         # driver for a symbol that most modules lack is an error to whoever watches its calls.
         self.early = b"\0uf_starts_early\0" in cubin
+        self._shared = 0
 
     def allow_shared(self, size: int) -> None:
-        """Permit more dynamic shared memory than the default 48 KiB."""
+        """Permit this much dynamic shared memory; without it, it has 48 KiB with the static."""
+        if size <= self._shared:
+            return
+        self._shared = size
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(cu.cuFuncSetAttribute(self.handle, attribute, size), "raising shared memory")
 

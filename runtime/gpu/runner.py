@@ -40,7 +40,6 @@ STORED: dict[str, type[np.generic]] = {
     "u64": np.uint64,
     "u8": np.uint8,
 }
-_STATIC_SHARED = 48 << 10
 _IO_ALIGNMENT = 64
 _TIMES_BYTES = 16
 
@@ -106,8 +105,7 @@ class CudaRunner:
         turn = 0
         for node in plan.nodes:
             launch, function = node.op.launch(arch), functions[node]
-            if launch.shared > _STATIC_SHARED:
-                function.allow_shared(launch.shared)
+            function.allow_shared(launch.shared)
             packed = args.pack(node.op, self._addresses, backend.exchange, turn)
             turn += pieces(node.op) if node.op.COLLECTIVE else 0
             self._launches.append((node, function, launch, packed))
