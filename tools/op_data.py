@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ultraflash.graphs.numerics import bf16_bits, q8, qmx4
+from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.ops.expert_rows import ExpertRows
 from ultraflash.graphs.ops.experts_down import ExpertsDown
 from ultraflash.graphs.ops.experts_up import WIDE, ExpertsUp
@@ -48,6 +49,8 @@ def contents(
         experts = (op.w1 if isinstance(op, ExpertsUp) else op.w2).shape[0]
         order, chunks = ExpertRows.reference(beside["ids"].reshape(op.ids.shape), experts, WIDE)
         return (order if name == "order" else chunks.reshape(-1),)
+    if isinstance(op, Accept) and name == "ids":
+        return (_likely(op, beside["logits"]),)
     count = min(prod(ref.shape), PATTERN)
     if ref.dtype in ("i32", "u32", "i64", "u64"):
         values = _INTEGERS.get(name, _nothing)(op, ref, setting, rng)
@@ -60,6 +63,13 @@ def contents(
         return (_bytes(name, count, rng),)
     values = _floats(name, ref, count, setting, rng)
     return (bf16_bits(values) if ref.dtype == "bf16" else values,)
+
+
+def _likely(op: Accept, logits: Array) -> Array:
+    """Drafts that stay, so that every row is looked at: the largest logits of the rows before."""
+    best: Array = np.resize(logits, op.logits.shape).argmax(axis=1)
+    ids: Array = np.roll(best, 1).astype(np.int32)
+    return ids
 
 
 def _sized(values: Array, count: int) -> Array:

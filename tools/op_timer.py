@@ -168,6 +168,7 @@ class _Buffers:
             DeviceError: when memory does not suffice.
         """
         self._held: list[Address] = []
+        self._known: dict[str, Array] = {}
         self._op, self._setting, self._rng = op, setting, rng
         refs = list(op.refs)
         rotating = [(name, ref) for name, ref in refs if ref.life in (Life.WEIGHT, Life.STATE)]
@@ -204,14 +205,13 @@ class _Buffers:
     ) -> list[dict[Ref, tuple[Address, ...]]]:
         """Addresses of buffers, `copies` times; equal contents serve for all copies."""
         placed: list[dict[Ref, tuple[Address, ...]]] = [{} for _ in range(copies)]
-        known: dict[str, Array] = {}
         for name, ref in items:
             sizes = stored_sizes(ref)
             filled = name not in self._op.OUT
             made: tuple[Array, ...] = ()
             if filled:
-                made = contents(self._op, name, ref, self._setting, self._rng, known)
-                known[name] = made[0]
+                made = contents(self._op, name, ref, self._setting, self._rng, self._known)
+                self._known[name] = made[0]
             for each in placed:
                 each[ref] = tuple(self._allocate(size, ref) for size in sizes)
                 for address, size, values in zip(each[ref], sizes, made, strict=False):

@@ -14,6 +14,7 @@ from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.numerics import bf16_from_bits
+from ultraflash.graphs.ops.accept import Accept
 from ultraflash.graphs.plan import Life, Op, Ref
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.step import Build
@@ -71,13 +72,15 @@ def as_reference(ref: Ref, made: tuple[np.ndarray, ...]) -> Any:
 def test_a_reference_works_on_them_without_a_warning(case: Case, rng: np.random.Generator) -> None:
     """No index out of range, no NaN: what a kernel would read, and so how long it takes."""
     op = case.op
-    arguments = []
+    arguments: list[Any] = []
+    known: dict[str, Any] = {}
     for f in fields(op):
         value = getattr(op, f.name)
         if f.name in op.OUT:
             continue
         if isinstance(value, Ref):
-            value = as_reference(value, contents(op, f.name, value, SETTING, rng))
+            made = contents(op, f.name, value, SETTING, rng, known)
+            known[f.name], value = made[0], as_reference(value, made)
         arguments.append(value)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -85,6 +88,16 @@ def test_a_reference_works_on_them_without_a_warning(case: Case, rng: np.random.
     for result in results if isinstance(results, tuple) else (results,):
         if result is not None and result.dtype.kind == "f":
             assert not np.isnan(result).any()
+
+
+def test_verification_looks_at_every_row(release: dict[str, Op]) -> None:
+    """A speed of rows that a wrong draft ends would be none of verification."""
+    op = next(op for op in release.values() if isinstance(op, Accept))
+    rng, known = np.random.default_rng(0), dict[str, Any]()
+    for name in ("logits", "ids"):
+        known[name] = contents(op, name, getattr(op, name), SETTING, rng, known)[0]
+    logits = np.resize(known["logits"], op.logits.shape)
+    assert (known["ids"][1:] == logits.argmax(axis=1)[:-1]).all()
 
 
 def of(op: Op, name: str, seed: int = 0, setting: Setting = SETTING) -> np.ndarray:
