@@ -5,6 +5,7 @@
 
 constexpr int DRAW_THREADS = 512, DRAW_WARPS = SELECT_CTAS * DRAW_THREADS / 32;
 constexpr int EACH = DRAW_WARPS / 32;  // warps of the cluster whose message a lane reads
+constexpr int LOADS = 8;               // of a lane that are under way at once: all of the released vocabulary
 
 // What each warp of the cluster told all CTAs. Two turns: who writes the next one may have peers that read this one.
 struct Told {
@@ -41,15 +42,15 @@ template <class Visit> UF_DEVICE void each_id(const Row& row, Visit visit) {
 template <class Quad> UF_DEVICE void hold(Row& row, Quad quad) {
     int lane = threadIdx.x % 32;
     float never = from_bits(0xFF800000u);
-    for (int start = row.part.from; start < row.part.end; start += 512) {
-        float4 x[4];
+    for (int start = row.part.from; start < row.part.end; start += 128 * LOADS) {
+        float4 x[LOADS];
 #pragma unroll
-        for (int u = 0; u < 4; u++) {
+        for (int u = 0; u < LOADS; u++) {
             int i = start + 128 * u + 4 * lane;
             x[u] = i < row.part.end ? quad(i) : make_float4(never, never, never, never);
         }
 #pragma unroll
-        for (int u = 0; u < 4; u++) {
+        for (int u = 0; u < LOADS; u++) {
             int i = start + 128 * u + 4 * lane;
             if (i >= row.part.end) continue;
             if (i + 1 >= row.n) x[u].y = never;
