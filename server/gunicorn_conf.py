@@ -1,4 +1,4 @@
-"""gunicorn's settings: one gthread worker, and beside it a supervisor that keeps the engine.
+"""gunicorn's settings: one worker with threads, and beside it a supervisor that keeps the engine.
 
     gunicorn -c python:ultraflash.server.gunicorn_conf ultraflash.server.wsgi:app
 
@@ -31,7 +31,7 @@ except StartError as error:
 _config.export()
 
 bind = _config.address
-worker_class = "gthread"
+worker_class = "ultraflash.server.http_worker.JsonErrorWorker"  # a gthread worker
 workers = 1
 threads = _config.threads
 worker_connections = 2 * threads + 64  # fewer would refuse keep-alive while streams run
