@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from ultraflash.server.body import parse_object
+from ultraflash.server.body_clock import BodyClock
 from ultraflash.server.errors import (
     ClientGone,
     EngineLost,
@@ -52,12 +53,14 @@ class ChatService:
     link: Link
     gate: Gate
     inbox: Inbox
+    clock: BodyClock
     watcher: HangupWatcher
     keep_alive_s: float
     _one_large: Lock = field(default_factory=Lock, init=False)  # encoded at a time
 
-    def begin(self, data: bytes, client: socket.socket | None) -> ChatCall:
-        """Start a request; `client` is watched for a hang-up until the call is closed.
+    def begin(self, data: bytes, client: socket.socket | None, ticket: Ticket) -> ChatCall:
+        """Start a request that has entered; `client` is watched for a hang-up until the call, which
+        owns the ticket from its return on, is closed.
 
         Raises:
             RequestError: the body is wrong, or the engine can never run it.
@@ -71,16 +74,13 @@ class ChatService:
         opened = self.link.state.opened
         if opened is None:  # it ended since the gate looked
             raise Unready("the engine process has just ended; try again in a moment")
+        ticket.admit()
         with self._one_large if len(data) > _LARGE_BODY else nullcontext():
             prompt = self.protocol.prepare(body, opened.max_seq)
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         answer = self.protocol.answer(prompt, request_id, body)
-        ticket = self.inbox.admit(len(prompt.ids))
-        try:
-            stream = self.link.submit(_submission(request_id, prompt, body))
-        except BaseException:
-            ticket.close()
-            raise
+        ticket.wait(len(prompt.ids))
+        stream = self.link.submit(_submission(request_id, prompt, body))
         call = ChatCall(self, body, prompt, answer, ticket, stream, opened.fingerprint)
         try:
             call.start(client)

@@ -17,7 +17,8 @@ from typing import Any
 
 from ultraflash.server.errors import StartError
 
-SPARE_THREADS = 32  # for short requests beside the streams
+SPARE_THREADS = 32  # for requests that are being received, and short ones, beside the streams
+_SHORT_THREADS = 8  # of these, which no body may take: /readyz must answer
 _MAX_SOCKET_PATH_BYTES = 107
 
 
@@ -25,7 +26,7 @@ _MAX_SOCKET_PATH_BYTES = 107
 class ServerConfig:
     """Settings of one server.
 
-    Units: `context` tokens (None: the checkpoint's own limit); `drain_s`, `graceful_s` seconds;
+    Units: `context` tokens (None: the checkpoint's own limit); names in `_s` seconds;
     `max_waiting_tokens` prompt tokens of requests that have not begun.
     """
 
@@ -42,6 +43,7 @@ class ServerConfig:
     drain_s: float = 2.0
     graceful_s: float = 600.0
     keep_alive_s: float = 10.0
+    body_s: float = 60.0  # that a request's body may take to arrive
     run_dir: Path | None = None
 
     @classmethod
@@ -77,8 +79,13 @@ class ServerConfig:
 
     @property
     def threads(self) -> int:
-        """Handler threads: one, asleep, for each live request, and some for short ones."""
+        """Handler threads: one, asleep, for each live request, and some for others."""
         return self.max_live + SPARE_THREADS
+
+    @property
+    def max_entered(self) -> int:
+        """Chat requests that may hold a thread at once, be they received, waiting or running."""
+        return self.threads - _SHORT_THREADS
 
     @property
     def socket_path(self) -> Path:
@@ -191,6 +198,7 @@ SETTINGS = (
     Setting("UF_DRAIN_SECONDS", "drain_s", float, 0),
     Setting("UF_GRACEFUL_SECONDS", "graceful_s", float, 0),
     Setting("UF_KEEP_ALIVE_SECONDS", "keep_alive_s", float, 0.01),
+    Setting("UF_BODY_SECONDS", "body_s", float, 0.01),
     Setting("UF_RUN_DIR", "run_dir", Path),
 )
 

@@ -14,6 +14,7 @@ from typing import Any
 from gunicorn.http import errors
 from gunicorn.workers.gthread import ThreadWorker
 
+from ultraflash.server.body_clock import stop_reading
 from ultraflash.server.errors import Problem, http_problem, internal_problem
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class JsonErrorWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no ty
         try:
             client.settimeout(_SEND_S)
             client.sendall(_response(found))
-            client.shutdown(socket.SHUT_RD)  # else gunicorn's main thread waits for its last words
+            stop_reading(client)  # else gunicorn's main thread waits for its last words
         except OSError as error:
             _log.info("nobody took the answer to a malformed request (%s)", error)
 

@@ -148,7 +148,7 @@ def test_a_configuration_survives_the_way_through_variables(
 
 def test_derived_settings(tmp_path: Path) -> None:
     config = ServerConfig(max_sequences=2, max_waiting=3)
-    assert (config.max_live, config.threads) == (5, 37)
+    assert (config.max_live, config.max_entered, config.threads) == (5, 29, 37)
     assert config.address == "127.0.0.1:8000"
     assert ServerConfig(host="::1").address == "[::1]:8000"
     assert ServerConfig(listen_fd=5).address == "fd://5"

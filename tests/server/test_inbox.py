@@ -8,34 +8,61 @@ import pytest
 
 from ultraflash.server.errors import Overloaded
 from ultraflash.server.hangup import HangupWatcher
-from ultraflash.server.inbox import Inbox
+from ultraflash.server.inbox import Inbox, Ticket
+
+
+def admitted(inbox: Inbox, prompt_tokens: int = 1) -> Ticket:
+    ticket = inbox.enter()
+    try:
+        ticket.admit()
+        ticket.wait(prompt_tokens)
+    except Overloaded:
+        ticket.close()
+        raise
+    return ticket
 
 
 def test_a_full_queue_says_so_and_a_place_comes_free() -> None:
-    inbox = Inbox(max_live=2, max_waiting_tokens=1000)
-    first, second = inbox.admit(1), inbox.admit(1)
+    inbox = Inbox(max_live=2, max_waiting_tokens=1000, max_entered=9)
+    first, second = admitted(inbox), admitted(inbox)
     with pytest.raises(Overloaded, match="2 requests run or wait and the limit is 2"):
-        inbox.admit(1)
+        admitted(inbox)
     first.close()
     first.close()
     assert inbox.live == 1
-    third = inbox.admit(1)
+    third = admitted(inbox)
     second.close()
     third.close()
     assert inbox.live == 0
 
 
+def test_requests_that_are_still_received_are_bounded_too() -> None:
+    inbox = Inbox(max_live=2, max_waiting_tokens=1000, max_entered=3)
+    live, one, two = admitted(inbox), inbox.enter(), inbox.enter()
+    with pytest.raises(Overloaded, match="3 requests are being received or served and the limit"):
+        inbox.enter()
+    assert inbox.live == 1
+    one.close()
+    three = inbox.enter()
+    two.admit()
+    for ticket in (live, two, three):
+        ticket.close()
+    assert inbox.live == 0
+    assert [inbox.enter() for _ in range(3)]
+
+
 def test_waiting_prompt_tokens_are_bounded_but_one_long_prompt_always_enters() -> None:
-    inbox = Inbox(max_live=10, max_waiting_tokens=100)
-    long = inbox.admit(500)
+    inbox = Inbox(max_live=10, max_waiting_tokens=100, max_entered=10)
+    long = admitted(inbox, 500)
     with pytest.raises(Overloaded, match="500 prompt tokens wait, and 1 more"):
-        inbox.admit(1)
+        admitted(inbox, 1)
     long.begun()
-    inbox.admit(100).close()
+    admitted(inbox, 100).close()
     long.close()
-    inbox.admit(100)
+    admitted(inbox, 100)
     with pytest.raises(Overloaded):
-        inbox.admit(1)
+        admitted(inbox, 1)
+    assert inbox.live == 1
 
 
 @pytest.fixture
