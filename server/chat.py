@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ from ultraflash.server.errors import (
     problem,
 )
 from ultraflash.server.hangup import HangupWatcher
-from ultraflash.server.inbox import Inbox, Ticket
+from ultraflash.server.inbox import Budget, Inbox, Ticket
 from ultraflash.server.link import EngineStream, Link
 from ultraflash.server.messages import StepOf, Submit, pack_ids
 from ultraflash.server.protocol import Answer, ChatProtocol, Piece, Prompt
@@ -42,7 +41,9 @@ from ultraflash.server.sse import KEEP_ALIVE, ChunkWriter, error_event
 _log = logging.getLogger(__name__)
 
 _FOREVER_S = 3600.0
-_LARGE_BODY = 1 << 20  # bytes; encoding takes about 100 bytes of memory for each
+# Bytes of bodies; encoding takes 100 to 200 bytes of memory for each, and a second for a million.
+_ENCODED_AT_ONCE = 4 << 20
+_SMALL_BODY = 1 << 16  # all that may be open together need little more, and wait for nobody
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class ChatService:
     clock: BodyClock
     watcher: HangupWatcher
     keep_alive_s: float
-    _one_large: Lock = field(default_factory=Lock, init=False)  # encoded at a time
+    _encoding: Budget = field(default_factory=lambda: Budget(_ENCODED_AT_ONCE), init=False)
 
     def begin(self, data: bytes, client: socket.socket | None, ticket: Ticket) -> ChatCall:
         """Start a request that has entered; `client` is watched for a hang-up until the call, which
@@ -75,7 +76,7 @@ class ChatService:
         if opened is None:  # it ended since the gate looked
             raise Unready("the engine process has just ended; try again in a moment")
         ticket.admit()
-        with self._one_large if len(data) > _LARGE_BODY else nullcontext():
+        with self._encoding.hold(len(data)) if len(data) > _SMALL_BODY else nullcontext():
             prompt = self.protocol.prepare(body, opened.max_seq)
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         answer = self.protocol.answer(prompt, request_id, body)

@@ -7,7 +7,9 @@ threads for others, and one in the queue before its prompt is encoded (`admit`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 from ultraflash.server.errors import Overloaded
 
@@ -107,3 +109,27 @@ class Inbox:
             self._entered -= entered
             self._live -= live
             self._waiting_tokens -= waiting_tokens
+
+
+class Budget:
+    """Bounds what is used at once of something, first come, first served."""
+
+    def __init__(self, total: int) -> None:
+        """All of it is free."""
+        self._total = self._free = total
+        self._turn = threading.Lock()  # held by who waits: a large share is not overtaken for ever
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Wait for a share and keep it inside the block; more than there is means all of it."""
+        size = min(size, self._total)
+        with self._turn, self._changed:
+            self._changed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify()

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from helpers.live_server import eventually
 from ultraflash.server.errors import Overloaded
 from ultraflash.server.hangup import HangupWatcher
-from ultraflash.server.inbox import Inbox, Ticket
+from ultraflash.server.inbox import Budget, Inbox, Ticket
 
 
 def admitted(inbox: Inbox, prompt_tokens: int = 1) -> Ticket:
@@ -63,6 +65,36 @@ def test_waiting_prompt_tokens_are_bounded_but_one_long_prompt_always_enters() -
     with pytest.raises(Overloaded):
         admitted(inbox, 1)
     assert inbox.live == 1
+
+
+def test_a_budget_is_shared_in_order_and_never_passed() -> None:
+    budget, entered = Budget(10), queue.SimpleQueue[int]()
+    leave = {size: threading.Event() for size in (6, 50, 4)}
+
+    def work(size: int) -> None:
+        with budget.hold(size):
+            entered.put(size)
+            assert leave[size].wait(30)
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in leave]
+    threads[0].start()
+    assert entered.get(timeout=30) == 6
+    threads[1].start()
+    eventually(budget._turn.locked)  # the large one waits for all of it
+    threads[2].start()
+    with pytest.raises(queue.Empty):
+        entered.get(timeout=0.2)  # though 4 are free: it came later
+    leave[6].set()
+    assert entered.get(timeout=30) == 50, "more than there is means all of it"
+    with pytest.raises(queue.Empty):
+        entered.get(timeout=0.2)
+    leave[50].set()
+    assert entered.get(timeout=30) == 4
+    leave[4].set()
+    for thread in threads:
+        thread.join(30)
+    with budget.hold(10):
+        pass
 
 
 @pytest.fixture
