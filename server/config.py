@@ -9,13 +9,13 @@ What concerns the engine alone (`UF_BACKEND`, `UF_CACHE_DIR`, …) is read by
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ultraflash.server.errors import StartError
+from ultraflash.server.run_dir import DRAINING, SOCKET, STATUS, make_run_dir, remove_run_dir
 
 SPARE_THREADS = 32  # for requests that are being received, and short ones, beside the streams
 _SHORT_THREADS = 8  # of these, which no body may take: /readyz must answer
@@ -90,17 +90,17 @@ class ServerConfig:
     @property
     def socket_path(self) -> Path:
         """Where the engine process listens."""
-        return self._run_dir / "engine.sock"
+        return self._run_dir / SOCKET
 
     @property
     def status_path(self) -> Path:
         """Where the supervisor writes how its children are."""
-        return self._run_dir / "status.json"
+        return self._run_dir / STATUS
 
     @property
     def draining_path(self) -> Path:
         """A file that exists from the moment the server is asked to stop."""
-        return self._run_dir / "draining"
+        return self._run_dir / DRAINING
 
     @property
     def _run_dir(self) -> Path:
@@ -117,11 +117,11 @@ class ServerConfig:
         if self.run_dir is not None:
             return self
         try:
-            made = replace(self, run_dir=Path(tempfile.mkdtemp(prefix="ultraflash-")))
+            made = replace(self, run_dir=make_run_dir())
         except OSError as error:
             raise StartError(f"no temporary directory ({error}): set TMPDIR to one") from error
         if len(os.fsencode(made.socket_path)) > _MAX_SOCKET_PATH_BYTES:
-            made._run_dir.rmdir()
+            remove_run_dir(made._run_dir)
             raise StartError(
                 f"{made.socket_path} is too long for a Unix socket, which takes "
                 f"{_MAX_SOCKET_PATH_BYTES} bytes: set TMPDIR to a shorter directory"

@@ -22,6 +22,7 @@ from ultraflash.server.config import ServerConfig
 from ultraflash.server.errors import EngineLost, StartError
 from ultraflash.server.log import configure_logging
 from ultraflash.server.processes import Child, die_with_parent
+from ultraflash.server.run_dir import remove_run_dir
 from ultraflash.server.status import read_status
 
 try:
@@ -135,6 +136,8 @@ def on_exit(arbiter: Any) -> None:
     orphaned = _supervisor is None or _supervisor.wait(0)
     if _supervisor is not None:
         _supervisor.stop(_STOP_S)
+    if orphaned:  # it was killed, and could not clean up
+        remove_run_dir(_config.status_path.parent)
     if status and any(child.state == "refused" for child in status.children.values()):
         raise SystemExit(_REFUSED)
     if orphaned:

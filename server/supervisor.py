@@ -11,7 +11,6 @@ this process ends), so no orphan keeps a device.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import selectors
 import signal
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 
 from ultraflash.server.config import ServerConfig
 from ultraflash.server.processes import Child, describe_exit, die_with_parent
+from ultraflash.server.run_dir import hold_run_dir, remove_run_dir
 from ultraflash.server.status import ChildStatus, Status, write_status
 
 REFUSED = 78  # EX_CONFIG: the child will fail in the same way each time
@@ -223,14 +223,6 @@ def _forward(data: bytes) -> None:
         return  # nobody reads our stderr any more: losing a log line must not end the engine
 
 
-def _remove_run_dir(config: ServerConfig) -> None:
-    """Remove what this server put there, and the directory if nothing else is in it."""
-    for path in (config.status_path, config.socket_path, config.draining_path):
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        config.status_path.parent.rmdir()
-
-
 def main(argv: Sequence[str] | None = None, specs: Sequence[ChildSpec] = (ENGINE,)) -> int:
     """Run until gunicorn's master ends or says so, then remove the run directory."""
     parser = argparse.ArgumentParser(prog="python -m ultraflash.server.supervisor")
@@ -238,11 +230,12 @@ def main(argv: Sequence[str] | None = None, specs: Sequence[ChildSpec] = (ENGINE
     parent = parser.parse_args(argv).parent
     die_with_parent(parent, signal.SIGTERM)
     config = ServerConfig.from_env()
+    hold_run_dir(config.status_path.parent)
     try:
         # SIGINT ends gunicorn at once and without a drain: nothing has been served.
         Supervisor(config, specs).run(lambda: os.kill(parent, signal.SIGINT))
     finally:
-        _remove_run_dir(config)
+        remove_run_dir(config.status_path.parent)
     return 0
 
 
