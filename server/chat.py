@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
+from ultraflash.server.arrival import ArrivalClock
 from ultraflash.server.body import parse_object
-from ultraflash.server.body_clock import BodyClock
 from ultraflash.server.errors import (
     ClientGone,
     EngineLost,
@@ -54,7 +54,7 @@ class ChatService:
     link: Link
     gate: Gate
     inbox: Inbox
-    clock: BodyClock
+    clock: ArrivalClock
     watcher: HangupWatcher
     keep_alive_s: float
     _encoding: Budget = field(default_factory=lambda: Budget(_ENCODED_AT_ONCE), init=False)

@@ -18,6 +18,7 @@ from ultraflash.server.errors import StartError
 from ultraflash.server.run_dir import DRAINING, SOCKET, STATUS, make_run_dir, remove_run_dir
 
 SPARE_THREADS = 32  # for requests that are being received, and short ones, beside the streams
+_HEAD_S = 10.0
 _SHORT_THREADS = 8  # of these, which no body may take: /readyz must answer
 _MAX_SOCKET_PATH_BYTES = 107
 
@@ -43,7 +44,7 @@ class ServerConfig:
     drain_s: float = 2.0
     graceful_s: float = 600.0
     keep_alive_s: float = 10.0
-    body_s: float = 60.0  # that a request's body may take to arrive
+    body_s: float = 60.0  # that a request's body may take to arrive; a head: at most _HEAD_S
     run_dir: Path | None = None
 
     @classmethod
@@ -86,6 +87,11 @@ class ServerConfig:
     def max_entered(self) -> int:
         """Chat requests that may hold a thread at once, be they received, waiting or running."""
         return self.threads - _SHORT_THREADS
+
+    @property
+    def head_s(self) -> float:
+        """Seconds that a request's head may take to arrive."""
+        return min(self.body_s, _HEAD_S)
 
     @property
     def socket_path(self) -> Path:

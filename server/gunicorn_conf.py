@@ -32,7 +32,7 @@ except StartError as error:
 _config.export()
 
 bind = _config.address
-worker_class = "ultraflash.server.http_worker.JsonErrorWorker"  # a gthread worker
+worker_class = "ultraflash.server.http_worker.HttpWorker"  # a gthread worker
 workers = 1
 threads = _config.threads
 worker_connections = 2 * threads + 64  # fewer would refuse keep-alive while streams run

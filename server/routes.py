@@ -11,8 +11,8 @@ from typing import Any
 import falcon
 import msgspec
 
+from ultraflash.server.arrival import stop_reading
 from ultraflash.server.body import read_body, too_slow
-from ultraflash.server.body_clock import stop_reading
 from ultraflash.server.chat import ChatService
 from ultraflash.server.errors import (
     Overloaded,

@@ -10,7 +10,7 @@ import falcon
 
 from ultraflash.graphs.model import Model
 from ultraflash.runtime.config import BUNDLED_CHECKPOINT
-from ultraflash.server.body_clock import BodyClock
+from ultraflash.server.arrival import ArrivalClock
 from ultraflash.server.chat import ChatService
 from ultraflash.server.config import ServerConfig
 from ultraflash.server.errors import StartError
@@ -46,7 +46,7 @@ def create_server(config: ServerConfig) -> Server:
         link=link,
         gate=Gate(link, config.status_path, config.draining_path),
         inbox=Inbox(config.max_live, config.max_waiting_tokens, config.max_entered),
-        clock=BodyClock(config.body_s),
+        clock=ArrivalClock(config.body_s),
         watcher=watcher,
         keep_alive_s=config.keep_alive_s,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import socket
 import time
@@ -13,10 +12,9 @@ from typing import Any
 import pytest
 
 from helpers.fake_engine import CONTEXT, ECHO, HALF, REFUSE, SILENT, STOP
-from helpers.live_server import MODEL, LiveServer, Reply, chat_body, text_of
+from helpers.live_server import CHAT, MODEL, LiveServer, answer, chat_body, text_of
 
 KEEP_ALIVE_S = 0.2
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -325,55 +323,6 @@ def test_one_line_a_request_with_fields_in_order(server: LiveServer) -> None:
     ]
     assert " completion_tokens=3 prefill_ms=1.5 average_iteration_ms=2.00 " in line
     assert line.endswith("kv_source=none finish=length")
-
-
-def test_bodies_that_never_end_starve_nobody(tmp_path: Path) -> None:
-    """More of them than there are threads, each sending a little now and then."""
-    server = LiveServer(tmp_path, body_s=3.0)
-    clients = []
-    try:
-        server.wait_ready()
-        began = time.monotonic()
-        for framing in ["Content-Length: 1000"] * 65 + ["Transfer-Encoding: chunked"] * 65:
-            client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-            client.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode())
-            clients.append(client)
-        while time.monotonic() - began < 2.5:
-            asked = time.monotonic()
-            assert server.get("/readyz").status == 200
-            assert time.monotonic() - asked < 1.0
-            for client in clients:
-                drip(client)
-            time.sleep(0.1)
-        refused = server.chat()
-        assert (refused.status, refused.error["code"]) == (503, "queue_full")
-        replies = [answer(client) for client in clients]
-        assert time.monotonic() - began < 20
-        assert {reply.status for reply in replies} == {408, 503}
-        slow = [reply.error["message"] for reply in replies if reply.status == 408]
-        assert set(slow) == {"the body did not arrive within 3 s: send it faster, or less of it"}
-        assert len(slow) == server.config.max_entered
-        assert server.chat(max_tokens=1).status == 200
-    finally:
-        for client in clients:
-            client.close()
-        server.close()
-    assert "Traceback" not in server.log
-
-
-def drip(client: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # some have been refused and closed
-        client.sendall(b"1")
-
-
-def answer(client: socket.socket) -> Reply:
-    """What a client reads, up to the end of its connection."""
-    response = http.client.HTTPResponse(client)
-    response.begin()
-    reply = Reply(response.status, response.headers, response.read())
-    with contextlib.suppress(ConnectionResetError):  # it sent more than was read
-        assert client.recv(1) == b"", "it is closed"
-    return reply
 
 
 def test_a_full_queue_is_a_503_that_says_when_to_come_back(tmp_path: Path) -> None:

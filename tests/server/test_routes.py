@@ -13,7 +13,7 @@ import falcon.testing
 import pytest
 
 from helpers.live_server import chat_body
-from ultraflash.server.body_clock import BodyClock
+from ultraflash.server.arrival import ArrivalClock
 from ultraflash.server.chat import ChatService
 from ultraflash.server.errors import ClientGone, EngineLost, Overloaded, ServerError
 from ultraflash.server.inbox import Inbox, Ticket
@@ -27,7 +27,7 @@ class BrokenService:
 
     def __init__(self, error: Exception) -> None:
         self._error = error
-        self.inbox, self.clock = Inbox(1, 1, 1), BodyClock(1.0)
+        self.inbox, self.clock = Inbox(1, 1, 1), ArrivalClock(1.0)
 
     def begin(self, data: bytes, client: object, ticket: Ticket) -> Any:
         ticket.admit()

@@ -1,4 +1,4 @@
-"""Bounds the time that a body may take to arrive, however it drips in.
+"""Bounds the time that the head or the body of a request may take to arrive, however it drips in.
 
 The timeout of a socket bounds the pauses, not their sum: a byte now and then would hold a thread
 for ever. So one thread shuts the reading half of sockets whose time is over, which wakes whoever
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Arrival:
-    """A body on its way; `over` when its time was and nothing more is read."""
+    """A head or a body on its way; `over` when its time was and nothing more is read."""
 
     client: socket.socket
     due: float
@@ -29,15 +29,15 @@ class Arrival:
         stop_reading(self.client)
 
 
-class BodyClock:
-    """Cuts off bodies that take more than `limit_s` seconds."""
+class ArrivalClock:
+    """Cuts off what takes more than `limit_s` seconds."""
 
     def __init__(self, limit_s: float) -> None:
         """The thread begins with `start`."""
         self.limit_s = limit_s
         self._changed = threading.Condition()
         self._arrivals: dict[Arrival, None] = {}  # the oldest, which is due first, in front
-        self._thread = threading.Thread(target=self._run, name="bodies", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="arrivals", daemon=True)
 
     def start(self) -> None:
         """Begin watching."""

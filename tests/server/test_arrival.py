@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from ultraflash.server.body_clock import BodyClock
+from ultraflash.server.arrival import ArrivalClock
 
 LIMIT_S = 0.2
 
 
 @pytest.fixture
-def clock() -> BodyClock:
-    clock = BodyClock(LIMIT_S)
+def clock() -> ArrivalClock:
+    clock = ArrivalClock(LIMIT_S)
     clock.start()
     return clock
 
@@ -29,7 +29,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def test_who_waits_for_a_body_is_woken_when_its_time_is_over(
-    clock: BodyClock, pair: tuple[socket.socket, socket.socket]
+    clock: ArrivalClock, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     client, served = pair
     client.sendall(b"abc")
@@ -44,7 +44,7 @@ def test_who_waits_for_a_body_is_woken_when_its_time_is_over(
 
 
 def test_a_body_that_came_in_time_leaves_its_connection_alone(
-    clock: BodyClock, pair: tuple[socket.socket, socket.socket]
+    clock: ArrivalClock, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     _, served = pair
     with clock.watch(served) as early:
@@ -55,7 +55,7 @@ def test_a_body_that_came_in_time_leaves_its_connection_alone(
 
 
 def test_a_connection_that_is_gone_does_not_end_the_clock(
-    clock: BodyClock, pair: tuple[socket.socket, socket.socket]
+    clock: ArrivalClock, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     _, served = pair
     gone = socket.socket()
