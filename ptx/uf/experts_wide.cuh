@@ -1,12 +1,12 @@
-// Many rows an expert: 64 of them at a time through a CTA, whose warps have a unit each (prefill).
+// Many rows an expert: UF_WIDE of them at a time through a CTA, whose warps have a unit each (prefill).
 //
 // Rows come through a ring in shared memory that all warps read, weights straight from memory to the warp that needs
 // them. The sums are those of uf/experts.cuh, bit for bit: a warp walks the parts one behind the other, and keeps what
 // is folded so far in shared memory.
 #include <uf/experts.cuh>
 
-constexpr int WIDE = 64, GROUPS = WIDE / COLUMNS, WIDE_WARPS = 4;  // graphs/ops/experts_up.py has the same
-constexpr int STAGES = 5;  // of the ring, a block of 32 k each: rows for all warps, then a slab for each
+constexpr int WIDE = UF_WIDE, GROUPS = WIDE / COLUMNS, WIDE_WARPS = 4;  // graphs/ops/experts_up.py has the same
+constexpr int STAGES = UF_STAGES;  // of the ring, a block of 32 k each: rows for all warps, then a slab for each
 constexpr int ROWS_BYTES = WIDE * 64, STAGE_BYTES = ROWS_BYTES + WIDE_WARPS * SLAB, FOLD_FLOATS = GROUPS * 16 * 32;
 // Shared memory: STAGES stages, then, if there are parts, FOLD_FLOATS a warp.
 
@@ -31,8 +31,8 @@ UF_DEVICE void fold(float (*sum)[4][4], float* folded, int part, bool last, int 
 // A stage of the ring for one block: rows lane by lane as `multiply` wants them, and the warp's own slab.
 UF_DEVICE void fill(u8* stage, const bf16* const* rows, int groups, const Unit& unit, bool busy, int block) {
 #pragma unroll
-    for (int i = 0; i < WIDE * 4 / (WIDE_WARPS * 32); i++) {
-        int v = i * WIDE_WARPS * 32 + threadIdx.x, column = v / 4;
+    for (int i = 0; i < WIDE * 4; i += WIDE_WARPS * 32) {
+        int v = i + threadIdx.x, column = v / 4;
         if (column < groups * COLUMNS) copy16(stage + v * 16, rows[column] + block * 32 + v % 4 * 8);
     }
     if (busy) unit.send(stage + ROWS_BYTES + threadIdx.x / 32 * SLAB, block, threadIdx.x % 32);
@@ -85,12 +85,10 @@ UF_DEVICE void wide(const int* chunks, const int* order, int units, int blocks, 
         }
         Operand w(stage + ROWS_BYTES + warp * SLAB, lane);
         const uint4* own = (const uint4*)stage;
-        switch (groups) {
-            case 1: multiply_groups<1>(w, own, lane, sum); break;
-            case 2: multiply_groups<2>(w, own, lane, sum); break;
-            case 4: multiply_groups<4>(w, own, lane, sum); break;
-            default: multiply_groups<8>(w, own, lane, sum);
-        }
+        if (groups == 1) multiply_groups<1>(w, own, lane, sum);
+        else if (groups == 2 || GROUPS == 2) multiply_groups<2>(w, own, lane, sum);
+        else if (groups == 4 || GROUPS == 4) multiply_groups<4 < GROUPS ? 4 : GROUPS>(w, own, lane, sum);
+        else multiply_groups<GROUPS>(w, own, lane, sum);
     }
     if (!busy) return;
     if (parts > 1) fold(sum, folded, part, true, lane);
