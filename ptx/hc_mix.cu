@@ -4,8 +4,10 @@
 // Threads: a cluster for one row, or for sixteen where there are many. Its CTAs share the columns; a warp has a projection
 // or the squares, where rows are many six projections of four rows and the squares of one of them. The first CTA adds up,
 // and a warp a row normalises the C x C matrix, a lane an element.
-// Order of a sum: four products at a time in f32, these ascending in double over a lane's vectors, a tree over lanes,
-// then CTA by CTA. Shared memory: the sums. Limited by reading fn; where rows are many by turning f32 into double.
+// Order of a sum: ascending over a lane's elements with what rounding loses kept beside it, a tree over lanes in double,
+// then CTA by CTA. Coefficients off by an ulp turn bf16 ties of whole streams over, and drafts of three stages multiply
+// that. Pairs of f32 cost less than doubles where those are slow.
+// Shared memory: the sums. Limited by reading fn, where rows are many by arithmetic.
 #include <uf/cluster.cuh>
 #include <uf/reduce.cuh>
 #include <uf/vector.cuh>
@@ -28,10 +30,19 @@ UF_DEVICE float sum4(float v, bool over_rows, int lane) {
     return sum;
 }
 
-UF_DEVICE float dot4(float4 w, float4 x) { return fmaf(w.w, x.w, fmaf(w.z, x.z, fmaf(w.y, x.y, w.x * x.x))); }
+// A sum of products and, apart from it, all that its roundings lost (Ogita, Rump, Oishi 2005, Dot2).
+struct Sum {
+    float high = 0.0f, low = 0.0f;
+    UF_DEVICE void add(float w, float x) {
+        float product = w * x, both = high + product, kept = both - high;
+        low += ((high - (both - kept)) + (product - kept)) + fmaf(w, x, -product);
+        high = both;
+    }
+    UF_DEVICE void add(float4 w, float4 x) { add(w.x, x.x), add(w.y, x.y), add(w.z, x.z), add(w.w, x.w); }
+};
 
-UF_DEVICE void hand_over(Sums& sums, int row, int number, double sum) {
-    double all = warp_sum(sum);
+UF_DEVICE void hand_over(Sums& sums, int row, int number, Sum sum) {
+    double all = warp_sum((double)sum.high + (double)sum.low);
     if (threadIdx.x % 32 == 0) store_in(&sums[cluster_rank()][row][number], 0, all);
 }
 
@@ -41,11 +52,11 @@ UF_DEVICE void add_columns(const Args& a, int first, Sums& sums) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = a.fn_1 / CTAS, from = cluster_rank() * part;
     const float4* w = (const float4*)(a.fn + (i64)min(warp, OUTPUTS - 1) * a.fn_1 + from);
     const bf16* x = a.x + (i64)first * a.fn_1 + from;
-    double sum = 0.0;
+    Sum sum;
 #pragma unroll 4
     for (int v = lane; v < part / 4; v += 32) {
         float4 mine = w[v], of = load4(x, 4 * v);
-        sum += (double)dot4(warp < OUTPUTS ? mine : of, of);
+        sum.add(warp < OUTPUTS ? mine : of, of);
     }
     hand_over(sums, 0, warp, sum);
 }
@@ -59,18 +70,18 @@ UF_DEVICE void add_columns(const Args& a, int first, Sums& sums) {
 #pragma unroll
     for (int r = 0; r < MINE; r++) x[r] = a.x + (i64)min(first + row + r, a.x_0 - 1) * a.fn_1 + from;
     const bf16* own = a.x + (i64)min(first + row + side, a.x_0 - 1) * a.fn_1 + from;
-    double sum[EACH][MINE] = {}, square = 0.0;
+    Sum sum[EACH][MINE], square;
 #pragma unroll 1
     for (int v = 4 * lane; v < part; v += 4 * 32) {
         float4 of[MINE], mine = load4(own, v);
-        square += (double)dot4(mine, mine);
+        square.add(mine, mine);
 #pragma unroll
         for (int r = 0; r < MINE; r++) of[r] = load4(x[r], v);
 #pragma unroll
         for (int p = 0; p < EACH; p++) {
             float4 weight = load4(w, p * a.fn_1 + v);
 #pragma unroll
-            for (int r = 0; r < MINE; r++) sum[p][r] += (double)dot4(weight, of[r]);
+            for (int r = 0; r < MINE; r++) sum[p][r].add(weight, of[r]);
         }
     }
 #pragma unroll
