@@ -110,7 +110,7 @@ UF_DEVICE void coefficients(const Args& a, const Sums& sums, int r, int t, int l
     if (lane < 16) a.comb[t * 16 + lane] = m;
 }
 
-extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS) uf_hc_mix(const Args a) {
+extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, 1) uf_hc_mix(const Args a) {
     __shared__ Sums sums;
     int first = blockIdx.x / CTAS * ROWS;
     cluster_barrier();  // the first CTA runs: its memory may be written
