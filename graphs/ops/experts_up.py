@@ -16,10 +16,9 @@ from ultraflash.graphs.rows import I32
 _LONG, _PARTS = 64 * 32, 8
 _SLAB = 2 * (512 + 128)
 _NARROW_WARPS, _NARROW_PAIRS, _NARROW_BYTES = 4, 2048, 4 * (_SLAB + 512)
-_WIDE_WARPS = 4
-# Rows of an expert that a CTA takes at once where there are many: stages of its ring and CTAs that
-# fill an SM. More rows share a weight's conversion, fewer leave registers to more CTAs.
-_WIDE = {32: (5, 3), 64: (5, 2)}
+# Rows of an expert that a CTA takes at once where there are many: its warps, stages of its ring, and
+# CTAs that fill an SM. More rows share a weight's conversion, fewer leave registers to more warps.
+_WIDE = {32: (3, 5, 4), 64: (4, 5, 2)}
 
 
 def wide_rows(pairs: int, experts: int) -> int | None:
@@ -45,10 +44,9 @@ def experts_geometry(ids: Ref, units: int, weights: Ref, chunks: Ref | None) -> 
         )
     rows = wide_rows(prod(ids.shape), weights.shape[0])
     assert rows, f"{ids} has so few pairs that no kernel takes chunks of them"
-    stages, _ = _WIDE[rows]
-    shared = stages * (rows * 64 + _WIDE_WARPS * _SLAB)
-    shared += _WIDE_WARPS * rows * 256 if parts > 1 else 0
-    return Geometry(-(-units // _WIDE_WARPS), chunks.shape[0], 32 * _WIDE_WARPS, shared)
+    warps, stages, _ = _WIDE[rows]
+    shared = stages * (rows * 64 + warps * _SLAB) + (warps * rows * 256 if parts > 1 else 0)
+    return Geometry(-(-units // warps), chunks.shape[0], 32 * warps, shared)
 
 
 def experts_variant(ids: Ref, weights: Ref, threads: int) -> dict[str, int]:
@@ -56,7 +54,7 @@ def experts_variant(ids: Ref, weights: Ref, threads: int) -> dict[str, int]:
     rows = wide_rows(prod(ids.shape), weights.shape[0])
     if rows is None:
         return {"THREADS": threads, "CTAS": 512 // threads}
-    stages, ctas = _WIDE[rows]
+    _, stages, ctas = _WIDE[rows]
     return {"THREADS": threads, "CTAS": ctas, "WIDE": rows, "STAGES": stages}
 
 
