@@ -16,7 +16,7 @@ from ultraflash.graphs.rows import I32
 _LONG, _PARTS = 64 * 32, 8
 _SLAB = 2 * (512 + 128)
 _NARROW_WARPS, _NARROW_PAIRS, _NARROW_BYTES = 4, 2048, 4 * (_SLAB + 512)
-# Rows of an expert that a CTA takes at once where there are many: its warps, stages of its ring, and
+# Rows of an expert that a CTA takes at once where there are many: its warps, stages of its ring,
 # CTAs that fill an SM. More rows share a weight's conversion, fewer leave registers to more warps.
 _WIDE = {32: (3, 5, 4), 64: (4, 5, 2)}
 

@@ -14,8 +14,8 @@ class MoeSum(Op):
     have to add.
 
     Shapes:
-        routed: [T, k, D] bf16 | f32; shared: [T, D] bf16 | f32; y: [T, D] bf16 | f32; D a multiple of
-        4.
+        routed: [T, k, D] bf16 | f32; shared: [T, D] bf16 | f32; y: [T, D] bf16 | f32, D a multiple
+        of 4.
     """
 
     routed: Ref

@@ -28,7 +28,9 @@ def mix(rows: int, hidden: int) -> HcMix:
     scale, base = weight("scale", 3, dtype="f32"), weight("base", outputs, dtype="f32")
     pre, post = (scratch(n, rows, COPIES, dtype="f32") for n in ("p", "q"))
     comb = scratch("c", rows, COPIES, COPIES, dtype="f32")
-    return HcMix(scratch("x", rows, COPIES, hidden), fn, scale, base, pre, post, comb, 20, 1e-6, 1e-20)
+    return HcMix(
+        scratch("x", rows, COPIES, hidden), fn, scale, base, pre, post, comb, 20, 1e-6, 1e-20
+    )
 
 
 def total(rows: int, hidden: int) -> MoeSum:

@@ -48,7 +48,7 @@ LAUNCHES = count("UF_GPU_CHAINS", 500, 50)  # of that many exchanges each
 
 
 def lengths(world: int) -> Exchanges:
-    """Every way a message may lie: short, ragged, rows, large, in pieces and slices, short again."""
+    """Every way a message may lie: short, ragged, rows, large, in pieces, in slices, short."""
     return Exchanges.of(
         [
             reduce(0, 7, 5120, rounded=True),

@@ -205,7 +205,13 @@ def test_stages_follow_each_other_round() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "world", "summed", "gathered"),
-    [(1, 2, 1, 1), (PIECE, 2, 1, 1), (PIECE + 1, 2, 2, 2), (3 * PIECE, 2, 4, 3), (3 * PIECE, 8, 2, 3)],
+    [
+        (1, 2, 1, 1),
+        (PIECE, 2, 1, 1),
+        (PIECE + 1, 2, 2, 2),
+        (3 * PIECE, 2, 4, 3),
+        (3 * PIECE, 8, 2, 3),
+    ],
 )
 def test_a_long_message_takes_several_turns(
     rows: int, world: int, summed: int, gathered: int
