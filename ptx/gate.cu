@@ -2,11 +2,13 @@
 // Shapes: logits [T, N] f32; bias, bias_image [N] f32; is_image [T]; ids [T, k] ascending; weight [T, k] f32.
 // Threads: a CTA a row; all of them make scores, one warp chooses, the best left each time.
 // Shared memory, dynamic: scores [N], keys [N], chosen scores [k]. Limited by the latency of k choices.
+#include <uf/early.cuh>
 #include <uf/topk.cuh>
 
 extern __shared__ u32 gate_shared[];
 
 extern "C" __global__ void __launch_bounds__(128) uf_gate(const Args a) {
+    take_turn();
     int t = blockIdx.x, lane = threadIdx.x, n = a.logits_1;
     float* score = (float*)gate_shared;
     u32* key = gate_shared + n;  // order of biased scores, 0 once chosen: no number's bits are that

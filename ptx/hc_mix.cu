@@ -6,6 +6,7 @@
 // Order of a sum: four products at a time in f32, these ascending in double over a lane's vectors, a tree over lanes,
 // then CTA by CTA. Shared memory: the sums. Limited by reading fn.
 #include <uf/cluster.cuh>
+#include <uf/early.cuh>
 #include <uf/reduce.cuh>
 #include <uf/vector.cuh>
 
@@ -71,6 +72,7 @@ UF_DEVICE void coefficients(const Args& a, double (*sums)[MANY][SUMS], int r, in
 }
 
 extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS) uf_hc_mix(const Args a) {
+    take_turn();
     __shared__ double sums[CTAS][MANY][SUMS];
     int group = blockIdx.x / CTAS, rows = gridDim.x / CTAS == a.x_0 ? 1 : MANY;
     cluster_arrive();

@@ -6,9 +6,9 @@
 // Threads, few rows: a CTA takes M_TILES tiles of 16 columns at a time and 8 N_TILES rows. Many: 128 columns x 128 rows.
 // Shared memory: operands under way. Few rows: each lane copies what it reads itself, so that no barrier is needed.
 // Limited by reading w (few rows), by the tensor cores (many).
+#include <uf/early.cuh>
 #include <uf/mma.cuh>
 
-UF_STARTS_EARLY
 constexpr int THREADS = UF_THREADS, PARTS = UF_PARTS;
 constexpr int PIECES = UF_SCALED_w ? 1 : 2;  // of 16 bytes that a lane has of a tile of w
 constexpr int M_TILES = UF_M_TILES, N_TILES = UF_N_TILES, UNROLL = UF_UNROLL, DEPTH = UF_DEPTH, AHEAD = UF_AHEAD;

@@ -1,9 +1,11 @@
 // Q8 in groups of 32 along the last axis, as the exact bf16 values code * scale (graphs/ops/quant8.py).
 // Shapes: x, y [.., K] bf16, K a multiple of 32.
 // Threads: a warp a group, a lane an element.
+#include <uf/early.cuh>
 #include <uf/reduce.cuh>
 
 extern "C" __global__ void uf_quant8(const Args a) {
+    take_turn();
     i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= UF_SIZE(y)) return;  // whole warps: the size is a multiple of 32
     float x = load(a.x, i);

@@ -1,9 +1,11 @@
 // ring[slot, position mod R] = row, for the last R active rows of each sequence (graphs/ops/ring_write.py).
 // Shapes: value [T, ...]; ring [slots, R, ...]; slot, position [T]; row_start [S+1].
 // Threads: a CTA a row.
+#include <uf/early.cuh>
 #include <uf/rows.cuh>
 
 extern "C" __global__ void uf_ring_write(const Args a) {
+    take_turn();
     int t = blockIdx.x, sequences = a.row_start_0 - 1;
     if (a.slot[t] < 0 || t >= a.row_start[sequences]) return;
     int end = t + 1;

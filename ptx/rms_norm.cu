@@ -2,10 +2,12 @@
 // Shapes: x, y [T, K] bf16; weight [K] bf16. K is even.
 // Threads: a CTA a row, two neighbouring elements a thread at a time; squares summed in double, in an order that K
 // alone fixes. Limited by latency.
+#include <uf/early.cuh>
 #include <uf/reduce.cuh>
 #include <uf/vector.cuh>
 
 extern "C" __global__ void __launch_bounds__(1024) uf_rms_norm(const Args a) {
+    take_turn();
     int k = a.weight_0;
     i64 row = (i64)blockIdx.x * k;
     double sum = 0.0;

@@ -240,7 +240,7 @@ class Function:
         self.handle = check(
             cu.cuModuleGetFunction(self._module, entry.encode()), f"finding {entry}"
         )
-        # The source says so itself (ptx/uf/mma.cuh), for it has to do the waiting. Asking the
+        # The source says so itself (ptx/uf/early.cuh), for it has to do the waiting. Asking the
         # driver for a symbol that most modules lack is an error to whoever watches its calls.
         self.early = b"\0uf_starts_early\0" in cubin
 

@@ -10,6 +10,9 @@ import pytest
 
 from ultraflash import ptx
 
+WAITS = ("take_turn();", "earlier_kernels_done();")
+LATE = ("accept", "draft_sample")  # one CTA a sequence, which takes long: nothing waits for a launch
+
 FILES = {
     "uf/types.cuh": "typedef int word;\n",
     "uf/low.cuh": "#include <uf/types.cuh>\nint low;\n",
@@ -113,3 +116,20 @@ def test_every_kernel_says_first_what_it_is_and_names_its_reference() -> None:
         assert head.startswith("// "), stem
         assert f"graphs/ops/{stem}.py" in head, stem
         assert re.search(rf" uf_{stem}\(const (__grid_constant__ )?Args a\)", text), stem
+
+
+@pytest.mark.parametrize("stem", [*ptx.stems(), "host/copy_words"])
+def test_a_kernel_that_starts_early_waits_whatever_it_is_given(stem: str) -> None:
+    """The next kernel counts on it: one that ends without having waited breaks the chain."""
+    text = (ptx.FOLDER / f"{stem}.cu").read_text()
+    if "#include <uf/early.cuh>" not in text:
+        assert "uf_starts_early" not in ptx.source(stem, "sm_90a").text, f"{stem} starts early"
+        assert stem in LATE, f"{stem} does not start early"
+        return
+    assert stem not in LATE
+    body = text[text.index(f" uf_{stem.rpartition('/')[2]}(") :]
+    before = [part for call in WAITS if call in body for part in body.split(call)[:1]]
+    assert before, f"{stem} does not wait"
+    for entry in before:
+        assert not re.search(r"\breturn\b|\btake_turn\b|\bnext_kernel_may_start\b", entry), stem
+        assert not re.search(r"\bif \((?!.*AHEAD)", entry), f"{stem} waits under a condition"
