@@ -9,7 +9,7 @@ from ultraflash.graphs.ops.linear import Linear
 from ultraflash.graphs.ops.rope import Rope
 from ultraflash.graphs.ops.window_kv import WindowKv
 from ultraflash.graphs.plan import Ref
-from ultraflash.graphs.scope import Angles, Scope, ring, write_ring
+from ultraflash.graphs.scope import Angles, Scope, ring, write_rings
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ def queries(s: Scope, label: str, weights: str, x_q8: Ref, at: Angles) -> tuple[
     from.
     """
     m = s.model
-    low = s.norm(
-        f"{label}.qr",
+    low_q8 = s.norm(
+        f"{label}.qr_q8",
         s.linear(f"{label}.wq_a", x_q8, f"{weights}.wq_a", m.q_rank, "fp8"),
         f"{weights}.q_norm",
+        q8=True,
     )
-    low_q8 = s.quant8(f"{label}.qr_q8", low)
     heads = s.split(m.heads)
     flat = s.linear(f"{label}.wq_b", low_q8, f"{weights}.wq_b", heads * m.head_dim, "fp8")
     q = s.out(f"{label}.q", (heads, m.head_dim))
@@ -44,16 +44,13 @@ def queries(s: Scope, label: str, weights: str, x_q8: Ref, at: Angles) -> tuple[
 def window_rows(s: Scope, label: str, weights: str, x_q8: Ref, at: Angles) -> tuple[Ref, Ref]:
     """This step's window key-value rows: codes [T, E] and scales [T, E/32]."""
     m = s.model
-    row = s.norm(
-        f"{label}.kv",
-        s.linear(f"{label}.wkv", x_q8, f"{weights}.wkv", m.head_dim, "fp8"),
-        f"{weights}.kv_norm",
-    )
+    row = s.linear(f"{label}.wkv", x_q8, f"{weights}.wkv", m.head_dim, "fp8")
+    norm = s.b.weight(f"{weights}.kv_norm", (m.head_dim,), "bf16")
     codes, scales = (
         s.out(f"{label}.kv_codes", (m.head_dim,), "u8"),
         s.out(f"{label}.kv_scales", (m.head_dim // 32,), "u8"),
     )
-    s.b.add(f"{label}.window_kv", WindowKv(row, at.cos, at.sin, codes, scales))
+    s.b.add(f"{label}.window_kv", WindowKv(row, norm, at.cos, at.sin, codes, scales, m.norm_eps))
     return codes, scales
 
 
@@ -97,8 +94,7 @@ def attend(
             round_weights=s.round_attention,
         ),
     )
-    for value, into in zip(kv, rings, strict=True):
-        write_ring(s, f"{label}.write", value, into)
+    write_rings(s, f"{label}.write", kv, rings)
     return output_projection(s, label, weights, o)
 
 

@@ -59,12 +59,11 @@ def embedded(s: Scope, with_angles: Shared) -> tuple[Shared, Streams]:
     return replace(with_angles, engram_ids=ids, engram_history=history), Streams(x, pre)
 
 
-def attention(s: Scope, number: int, common: Shared, x: Ref) -> Ref:
+def attention(s: Scope, number: int, common: Shared, x: Ref, x_q8: Ref) -> Ref:
     """The attention sub-layer of layer `number` on its normed input. [T, D] bf16."""
     m, label, weights = s.model, f"L{number}.attn", f"layers.{number}.attn"
     ratio = m.ratio(number)
     at = common.compressed if ratio else common.plain
-    x_q8 = s.quant8(f"{label}_in_q8", x)
     q, low_q8 = queries(s, label, weights, x_q8, at)
     kv = window_rows(s, label, weights, x_q8, at)
     if number in m.kv_sources and number not in common.store.main:

@@ -17,7 +17,7 @@ from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.ops.markov_embed import MarkovEmbed
 from ultraflash.graphs.plan import Ref
 from ultraflash.graphs.residual import residual_layer
-from ultraflash.graphs.scope import Angles, Scope, Streams, angles, ring, write_ring
+from ultraflash.graphs.scope import Angles, Scope, Streams, angles, ring, write_rings
 
 
 def drafted_from(s: Scope, block: int) -> Ref:
@@ -43,8 +43,7 @@ def append_context(s: Scope, taps: Ref) -> None:
     at = _plain_angles(s)
     for stage in range(m.draft_stages):
         rows = window_rows(s, f"context.{stage}", f"mtp.{stage}.attn", main_q8, at)
-        for value, into in zip(rows, _rings(s, stage), strict=True):
-            write_ring(s, f"context.{stage}.write", value, into)
+        write_rings(s, f"context.{stage}.write", rows, _rings(s, stage))
 
 
 def draft(s: Scope, block: int) -> None:
@@ -98,9 +97,8 @@ def _stage(d: Scope, stage: int, streams: Streams, at: Angles, block: int) -> St
     """One draft stage: a window-only layer whose block rows see each other."""
     m, label, weights = d.model, f"draft.stage{stage}", f"mtp.{stage}"
 
-    def attention(attn_in: Ref) -> Ref:
+    def attention(_: Ref, x_q8: Ref) -> Ref:
         attn = f"{label}.attn"
-        x_q8 = d.quant8(f"{attn}_in_q8", attn_in)
         q, _ = queries(d, attn, f"{weights}.attn", x_q8, at)
         codes, scales = window_rows(d, attn, f"{weights}.attn", x_q8, at)
         o = d.out(f"{attn}.o", (d.split(m.heads) * m.head_dim,))

@@ -18,7 +18,7 @@ from ultraflash.graphs.ops.select_topk import SelectTopk
 from ultraflash.graphs.ops.store_index_key import StoreIndexKey
 from ultraflash.graphs.ops.store_main_kv import StoreMainKv
 from ultraflash.graphs.plan import Ref
-from ultraflash.graphs.scope import Angles, Scope, ring, write_ring
+from ultraflash.graphs.scope import Angles, Scope, ring, write_rings
 
 
 @dataclass
@@ -141,6 +141,5 @@ class GlobalStore:
                     kv, gate, kv_ring, gate_ring, io.slot, io.position, io.row_start, raw
                 ),
             )
-            write_ring(s, f"{label}.write", kv, kv_ring)
-            write_ring(s, f"{label}.write", gate, gate_ring)
+            write_rings(s, f"{label}.write", (kv, gate), (kv_ring, gate_ring))
         return s.norm(f"{label}.latent", raw, f"{weights}.norm")

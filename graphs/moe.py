@@ -14,8 +14,10 @@ from ultraflash.graphs.plan import Ref
 from ultraflash.graphs.scope import Scope
 
 
-def moe(s: Scope, label: str, weights: str, x: Ref, experts: int, active: int) -> Ref:
-    """Routed and shared experts. [T, D] bf16 -> [T, D] bf16.
+def moe(
+    s: Scope, label: str, weights: str, x: Ref, x_q8: Ref, experts: int, active: int
+) -> Ref:
+    """Routed and shared experts. [T, D] bf16 and its Q8 copy -> [T, D] bf16.
 
     With several ranks each holds a slice of every expert's width, and the per-expert rounding to
     bf16 falls away:
@@ -35,7 +37,6 @@ def moe(s: Scope, label: str, weights: str, x: Ref, experts: int, active: int) -
         f"{label}.gate",
         Gate(logits, bias, bias_image, s.io.is_image, ids, weight, active, m.route_scale),
     )
-    x_q8 = s.quant8(f"{label}_in_q8", x)
     z = s.out(f"{label}.z", (active, width))
     w1, w3 = (
         s.b.weight(f"{weights}.experts.{n}", (experts, width, m.hidden), "fp4")
@@ -72,7 +73,6 @@ def shared_expert(s: Scope, label: str, weights: str, x_q8: Ref, width: int) -> 
     gate, up = (
         s.linear(f"{label}.shared_{n}", x_q8, f"{weights}.{n}", width, "fp8") for n in ("w1", "w3")
     )
-    z = s.out(f"{label}.shared_z", (width,))
-    s.b.add(f"{label}.shared_act", Swiglu(gate, up, z, s.model.swiglu_limit))
-    z_q8 = s.quant8(f"{label}.shared_z_q8", z)
+    z_q8 = s.out(f"{label}.shared_z_q8", (width,))
+    s.b.add(f"{label}.shared_act", Swiglu(gate, up, z_q8, s.model.swiglu_limit))
     return s.linear(f"{label}.shared_w2", z_q8, f"{weights}.w2", s.model.hidden, "fp8", s.partial)

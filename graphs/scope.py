@@ -52,12 +52,10 @@ class Scope:
         self.b.add(label, Linear(x, w, y, rounded=dtype == "bf16"))
         return y
 
-    def norm(self, label: str, x: Ref, weight: str) -> Ref:
-        """RMS norm over the last axis."""
-        y = self.out(label, x.shape[1:])
-        self.b.add(
-            label, RmsNorm(x, self.b.weight(weight, x.shape[-1:], "bf16"), y, self.model.norm_eps)
-        )
+    def norm(self, label: str, x: Ref, weight: str, *, q8: bool = False) -> Ref:
+        """RMS norm over the last axis, or its Q8 copy alone."""
+        y, w = self.out(label, x.shape[1:]), self.b.weight(weight, x.shape[-1:], "bf16")
+        self.b.add(label, RmsNorm(x, w, y, self.model.norm_eps, q8))
         return y
 
     def quant8(self, label: str, x: Ref) -> Ref:
@@ -113,3 +111,10 @@ def ring(s: Scope, name: str, shape: tuple[int, ...], dtype: str) -> Ref:
 def write_ring(s: Scope, label: str, value: Ref, ring: Ref) -> None:
     """This step's rows enter a ring, after everybody has read it."""
     s.b.add(label, RingWrite(value, ring, s.io.slot, s.io.position, s.io.row_start))
+
+
+def write_rings(s: Scope, label: str, values: tuple[Ref, Ref], rings: tuple[Ref, Ref]) -> None:
+    """The same for what has two parts."""
+    (value, second), (into, second_into), io = values, rings, s.io
+    op = RingWrite(value, into, io.slot, io.position, io.row_start, second, second_into)
+    s.b.add(label, op)

@@ -24,7 +24,7 @@ from ultraflash.graphs.ops.engram_hash import EngramHash
 from ultraflash.graphs.ops.engram_mix import EngramMix
 from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.ops.hc_expand import HcExpand
-from ultraflash.graphs.ops.hc_mix import HcMix
+from ultraflash.graphs.ops.hc_in import HcIn
 from ultraflash.graphs.ops.index_scores import IndexScores
 from ultraflash.graphs.ops.ring_write import RingWrite
 from ultraflash.graphs.ops.rope_table import RopeTable
@@ -153,17 +153,12 @@ def test_input_weights_are_one_sublayer_late(plan: Plan) -> None:
     for layer in range(layers):
         if engram := found(plan, EngramMix, layer):
             assert engram[0].x == x
-            x = engram[0].y  # after `pre` was computed, before the mix
-        for collapse, mix, expand in zip(
-            *(found(plan, kind, layer) for kind in (HcCollapse, HcMix, HcExpand)), strict=True
-        ):
-            assert isinstance(collapse, HcCollapse)
-            assert isinstance(mix, HcMix)
-            assert isinstance(expand, HcExpand)
-            assert (collapse.x, collapse.pre) == (x, pre)
-            assert mix.x == expand.x == x
-            assert (expand.post, expand.comb) == (mix.post, mix.comb)
-            pre, x = mix.pre, expand.y
+            x = engram[0].y  # after `pre` was computed, before they are mixed
+        for taken, expand in zip(found(plan, HcIn, layer), found(plan, HcExpand, layer), strict=True):
+            assert (taken.x, taken.last_pre) == (x, pre)
+            assert expand.x == x
+            assert (expand.post, expand.comb) == (taken.post, taken.comb)
+            pre, x = taken.pre, expand.y
     *_, last = found(plan, HcCollapse)
     if plan.name == "prefill":
         assert last.pre.name == "last.pre"
@@ -177,7 +172,8 @@ def test_input_weights_are_one_sublayer_late(plan: Plan) -> None:
 @pytest.mark.parametrize("kind", ["decode", "prefill"])
 def test_rings_are_written_once_behind_their_last_reader(kind: str) -> None:
     plan = tiny(kind)
-    at = [(n.op.ring.name, i) for i, n in enumerate(plan.nodes) if isinstance(n.op, RingWrite)]
+    writers = [(i, n.op) for i, n in enumerate(plan.nodes) if isinstance(n.op, RingWrite)]
+    at = [(ring.name, i) for i, op in writers for ring in op.writes()]
     written = dict(at)
     assert len(written) == len(at)
     names = [ref.name for ref in plan.of_life(Life.STATE)]

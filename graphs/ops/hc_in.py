@@ -1,4 +1,4 @@
-"""Hyper-connection coefficients of a sub-layer (model.md 4.2, `Mix`)."""
+"""What a sub-layer takes from the residual streams, and how its result will enter them (model.md 4.2)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,24 @@ from typing import ClassVar
 import numpy as np
 
 from ultraflash.graphs.capacity import MAX_ROWS
-from ultraflash.graphs.numerics import F32, F64, mean_square, sigmoid
+from ultraflash.graphs.numerics import F32, F64, fake_q8, mean_square, rms_norm, sigmoid
+from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
 _CTAS, _MANY = 8, 8  # of a cluster; rows of one where there are many
+
+
+def mix(
+    x: F32, fn: F64, scale: F32, base: F32, iterations: int, eps: float, norm_eps: float
+) -> tuple[F32, F32, F32]:
+    """Coefficients of the streams [T, C, D]: pre [T, C], post [T, C], comb [T, C, C].
+
+    Projection in float64; the norm factor multiplies the projection, not the input.
+    """
+    flat = x.reshape(len(x), -1)
+    inverse = np.float32(1) / np.sqrt(mean_square(flat) + np.float32(norm_eps))
+    mixes = (flat.astype(np.float64) @ fn.T).astype(np.float32) * inverse[:, None]
+    return split_mixes(mixes, scale, base, x.shape[1], iterations, eps)
 
 
 def split_mixes(
@@ -41,36 +55,41 @@ def sinkhorn(comb: F32, iterations: int, eps: np.float32) -> F32:
 
 
 @dataclass(frozen=True)
-class HcMix(Op):
-    """How the streams enter the next but one collapse (pre), and how a sub-layer's result enters
-    them (post, comb).
+class HcIn(Op):
+    """The copies collapse with weights from one sub-layer ago (`last_pre`), the sum is normed, and
+    quantised for FP8 and FP4 linears. From the same copies: the weights of the next collapse (pre),
+    and how this sub-layer's result enters them (post, comb).
 
     Shapes:
-        x: [T, C, D] bf16; fn: [2C + C*C, C*D] f32; scale: [3] f32; base: [2C + C*C] f32; pre, post:
-        [T, C] f32; comb: [T, C, C] f32.
+        x: [T, C, D] bf16, D a multiple of 32; last_pre: [T, C] f32; fn: [2C + C*C, C*D] f32; scale:
+        [3] f32; base: [2C + C*C] f32; weight: [D] bf16, of the norm; pre, post: [T, C] f32; comb:
+        [T, C, C] f32; y, y_q8: [T, D] bf16.
     """
 
-    OUT: ClassVar[tuple[str, ...]] = ("pre", "post", "comb")
+    OUT: ClassVar[tuple[str, ...]] = ("pre", "post", "comb", "y", "y_q8")
     x: Ref
+    last_pre: Ref
     fn: Ref
     scale: Ref
     base: Ref
+    weight: Ref
     pre: Ref
     post: Ref
     comb: Ref
+    y: Ref
+    y_q8: Ref
     iterations: int
     eps: float
     norm_eps: float
 
     @staticmethod
     def reference(
-        x: F32, fn: F64, scale: F32, base: F32, iterations: int, eps: float, norm_eps: float
-    ) -> tuple[F32, F32, F32]:
-        """Projection in float64; the norm factor multiplies the projection, not the input."""
-        flat = x.reshape(len(x), -1)
-        inverse = np.float32(1) / np.sqrt(mean_square(flat) + np.float32(norm_eps))
-        mixes = (flat.astype(np.float64) @ fn.T).astype(np.float32) * inverse[:, None]
-        return split_mixes(mixes, scale, base, x.shape[1], iterations, eps)
+        x: F32, last_pre: F32, fn: F64, scale: F32, base: F32, weight: F32, iterations: int,
+        eps: float, norm_eps: float,
+    ) -> tuple[F32, F32, F32, F32, F32]:  # fmt: skip
+        """The sum in float32, copies in order, rounded to bf16."""
+        y = rms_norm(HcCollapse.reference(x, last_pre), weight, norm_eps)
+        return (*mix(x, fn, scale, base, iterations, eps, norm_eps), y, fake_q8(y))
 
     def geometry(self) -> Geometry:
         """A cluster of 8 CTAs for each row of a step, for each 8 rows of a prompt."""

@@ -3,13 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers.compare import assert_within
-from helpers.formats import F32, F64
+from helpers.compare import assert_rounded, assert_same_bits, assert_within
+from helpers.formats import F32, F64, bf16
 from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.ops import assert_cost, assert_launch, scratch, weight
 from helpers.tiny import tensors
-from helpers.values import activations
-from ultraflash.graphs.ops.hc_mix import HcMix, split_mixes
+from helpers.values import ROWS, activations
+from ultraflash.graphs.numerics import fake_q8
+from ultraflash.graphs.ops.hc_in import HcIn, mix, split_mixes
 
 ITERATIONS, EPS, NORM_EPS = 20, 1e-6, 1e-20
 
@@ -53,7 +54,7 @@ def weights(rng: np.random.Generator, copies: int, hidden: int) -> tuple[F64, F3
 @pytest.mark.parametrize(("copies", "hidden"), [(4, 64), (2, 32), (4, 5120)])
 def test_against_float64(rng: np.random.Generator, rows: int, copies: int, hidden: int) -> None:
     x, (fn, scale, base) = activations(rng, rows, copies, hidden), weights(rng, copies, hidden)
-    pre, post, comb = HcMix.reference(x, fn, scale, base, ITERATIONS, EPS, NORM_EPS)
+    pre, post, comb = mix(x, fn, scale, base, ITERATIONS, EPS, NORM_EPS)
     assert pre.shape == post.shape == (rows, copies)
     assert comb.shape == (rows, copies, copies)
     assert pre.dtype == post.dtype == comb.dtype == np.float32
@@ -115,26 +116,50 @@ def test_extreme_projections_overflow_nothing() -> None:
 def test_a_zero_stream_gives_the_base(rng: np.random.Generator) -> None:
     fn, scale, base = weights(rng, 4, 32)
     x = np.zeros((1, 4, 32), np.float32)
-    pre, _, _ = HcMix.reference(x, fn, scale, base, ITERATIONS, EPS, NORM_EPS)
+    pre, _, _ = mix(x, fn, scale, base, ITERATIONS, EPS, NORM_EPS)
     assert_within(pre[0], 1 / (1 + np.exp(-base[:4].astype(np.float64))) + EPS, 2e-7)
 
 
 @every_choice
 def test_rows_stand_alone(rng: np.random.Generator, choice: Choice) -> None:
     x, fixed = activations(rng, 9, 4, 256), weights(rng, 4, 256)
+    last_pre, norm = rng.random((9, 4)).astype(np.float32), activations(rng, 256)
     assert_rows_alone(
-        lambda rows: HcMix.reference(rows, *fixed, ITERATIONS, EPS, NORM_EPS), [x], choice
+        lambda rows, pre: HcIn.reference(rows, pre, *fixed, norm, ITERATIONS, EPS, NORM_EPS),
+        [x, last_pre],
+        choice,
     )
 
 
-OP = HcMix(
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_input_is_the_collapsed_row_normed(rng: np.random.Generator, rows: int) -> None:
+    x, fixed, norm = activations(rng, rows, 4, 64), weights(rng, 4, 64), activations(rng, 64)
+    last_pre = rng.random((rows, 4)).astype(np.float32)
+    *coefficients, y, y_q8 = HcIn.reference(x, last_pre, *fixed, norm, ITERATIONS, EPS, NORM_EPS)
+    for got, want in zip(coefficients, mix(x, *fixed, ITERATIONS, EPS, NORM_EPS), strict=True):
+        assert_same_bits(got, want)
+    # float32 products in order, rounded to bf16; then a norm with float32 inside.
+    wide = x.astype(np.float64)
+    collapsed = bf16((last_pre[:, :, None] * wide).sum(axis=1)).astype(np.float64)
+    want = norm * collapsed / np.sqrt((collapsed**2).mean(axis=-1, keepdims=True))
+    # Where that sum lies between two bf16 numbers it may round to the other one: 2^-8 of its terms.
+    slack = 2.0**-8 * np.abs(last_pre[:, :, None] * wide).sum(axis=1) / np.abs(collapsed)
+    assert_rounded(y, want, "bf16", error=np.abs(want) * np.minimum(slack, 1) * 0.02)
+    assert_same_bits(y_q8, fake_q8(y))
+
+
+OP = HcIn(
     scratch("x", 6, 4, 5120),
+    scratch("last_pre", 6, 4, dtype="f32"),
     weight("f", 24, 20480, dtype="f32"),
     weight("s", 3, dtype="f32"),
     weight("b", 24, dtype="f32"),
+    weight("n", 5120),
     scratch("pre", 6, 4, dtype="f32"),
     scratch("post", 6, 4, dtype="f32"),
     scratch("c", 6, 4, 4, dtype="f32"),
+    scratch("y", 6, 5120),
+    scratch("q", 6, 5120),
     ITERATIONS,
     EPS,
     NORM_EPS,
@@ -142,11 +167,11 @@ OP = HcMix(
 
 
 def test_launch() -> None:
-    names = ("x", "f", "s", "b", "pre", "post", "c")
-    assert_launch(OP, "hc_mix", names, iterations=20, eps=EPS, norm_eps=NORM_EPS)
+    names = ("x", "last_pre", "f", "s", "b", "n", "pre", "post", "c", "y", "q")
+    assert_launch(OP, "hc_in", names, iterations=20, eps=EPS, norm_eps=NORM_EPS)
 
 
 def test_cost_of_the_release() -> None:
     """The projection matrix is nearly all of it: 24 * 20480 * 4 bytes."""
-    small = 2 * 6 * 20480 + 4 * (3 + 24) + 4 * 6 * (4 + 4 + 16)
+    small = 2 * 6 * (20480 + 2 * 5120) + 4 * (3 + 24) + 4 * 6 * (4 + 4 + 4 + 16) + 2 * 5120
     assert_cost(OP, 24 * 20480 * 4 + small, 2 * 6 * 24 * 20480)
