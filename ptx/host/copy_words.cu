@@ -3,10 +3,8 @@
 // It says when it began and when all of y was on its way: what lies between two graphs is seen nowhere else.
 // Shapes: x, y [n] u64, n even; times [2] u64. Threads: one CTA, 16 bytes a thread at a time. Limited by the bus's latency.
 #include <uf/clock.cuh>
-#include <uf/early.cuh>
 
 extern "C" __global__ void uf_copy_words(const Args a) {
-    take_turn();
     const u64 began = nanoseconds();
     const longlong2* x = (const longlong2*)a.x;
     longlong2* y = (longlong2*)a.y;

@@ -18,8 +18,8 @@
 //     not the next but the one after, whose first use needs B's answer out of the next kernel. Two stages would not do.
 //  4. All CTAs of all ranks wait for each other: their number fits a GPU at once (graphs/exchange.py).
 //  5. Words of 4 bytes arrive whole; 16 bytes are four such words, each with its own flag.
-//  6. The kernel behind an exchange does not start early: where ranks share a GPU, its waiting CTAs could take the room
-//     that the other rank needs to get as far as its exchange.
+//  6. The kernel behind an exchange may start early, for all CTAs of the exchange run by then. Not where ranks share a GPU
+//     (group.py): its waiting CTAs could take the room that another rank needs to get as far as its exchange.
 // A rank that does not come within some ten seconds is an error (a trap) and no hang.
 #include <uf/clock.cuh>
 

@@ -253,8 +253,12 @@ class Function:
 class Stream:
     """A queue of work on the device."""
 
-    def __init__(self) -> None:
-        """Make one that does not wait for the default stream."""
+    def __init__(self, *, overlap: bool = True) -> None:
+        """Make one that does not wait for the default stream.
+
+        `overlap`: kernels that can start before those in front of them are done, do.
+        """
+        self._overlap = overlap
         flag = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         self.handle = check(cu.cuStreamCreate(flag), "making a stream")
         # perf_counter_ns of the latest graph: queued, and seen to be done. What lies between an end
@@ -271,7 +275,7 @@ class Stream:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes, config.hStream = shared, self.handle
-        if f.early:
+        if f.early and self._overlap:
             attribute = cu.CUlaunchAttribute()
             attribute.id = (
                 cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
