@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ultraflash.graphs.attention import attend, queries, window_rows
+from ultraflash.graphs.attention import attend, project
 from ultraflash.graphs.globalkv import GlobalStore
 from ultraflash.graphs.ngrams import engram
 from ultraflash.graphs.ops.all_gather import AllGather
@@ -59,18 +60,20 @@ def embedded(s: Scope, with_angles: Shared) -> tuple[Shared, Streams]:
     return replace(with_angles, engram_ids=ids, engram_history=history), Streams(x, pre)
 
 
-def attention(s: Scope, number: int, common: Shared, x: Ref, x_q8: Ref) -> Ref:
-    """The attention sub-layer of layer `number` on its normed input. [T, D] bf16."""
+def attention(
+    s: Scope, number: int, common: Shared, x: Ref, x_q8: Ref, meanwhile: Callable[[], None]
+) -> Ref:
+    """The attention sub-layer of layer `number` on its normed input (`residual.Attend`)."""
     m, label, weights = s.model, f"L{number}.attn", f"layers.{number}.attn"
     ratio = m.ratio(number)
     at = common.compressed if ratio else common.plain
-    q, low_q8 = queries(s, label, weights, x_q8, at)
-    kv = window_rows(s, label, weights, x_q8, at)
+    made = project(s, label, weights, x_q8, at)
     if number in m.kv_sources and number not in common.store.main:
         common.store.add_entries(number, x)
     if number in m.index_sources:
-        common.store.select(number, x, low_q8, at)
-    return attend(s, label, weights, q, kv, common.store.seen_by(number) if ratio else None, at)
+        common.store.select(number, x, made.low_q8, at)
+    seen = common.store.seen_by(number) if ratio else None
+    return attend(s, label, weights, made.q, made.kv, seen, at, meanwhile)
 
 
 @dataclass(frozen=True)

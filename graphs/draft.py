@@ -4,9 +4,10 @@ Markov chain.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from ultraflash.graphs.attention import output_projection, queries, window_rows
+from ultraflash.graphs.attention import output_projection, project, window_rows
 from ultraflash.graphs.backbone import gather, head_logits
 from ultraflash.graphs.ops.confidence import Confidence
 from ultraflash.graphs.ops.draft_attention import DraftAttention
@@ -42,7 +43,9 @@ def append_context(s: Scope, taps: Ref) -> None:
     main_q8 = s.quant8("context.main_x_q8", s.norm("context.main_x", proj, "mtp.0.main_norm"))
     at = _plain_angles(s)
     for stage in range(m.draft_stages):
-        rows = window_rows(s, f"context.{stage}", f"mtp.{stage}.attn", main_q8, at)
+        label, weights = f"context.{stage}", f"mtp.{stage}.attn"
+        row = s.linear(f"{label}.wkv", main_q8, f"{weights}.wkv", m.head_dim, "fp8")
+        rows = window_rows(s, label, weights, row, at)
         write_rings(s, f"context.{stage}.write", rows, _rings(s, stage))
 
 
@@ -97,16 +100,15 @@ def _stage(d: Scope, stage: int, streams: Streams, at: Angles, block: int) -> St
     """One draft stage: a window-only layer whose block rows see each other."""
     m, label, weights = d.model, f"draft.stage{stage}", f"mtp.{stage}"
 
-    def attention(_: Ref, x_q8: Ref) -> Ref:
+    def attention(x: Ref, x_q8: Ref, meanwhile: Callable[[], None]) -> Ref:
         attn = f"{label}.attn"
-        q, _ = queries(d, attn, f"{weights}.attn", x_q8, at)
-        codes, scales = window_rows(d, attn, f"{weights}.attn", x_q8, at)
+        made = project(d, attn, f"{weights}.attn", x_q8, at)
         o = d.out(f"{attn}.o", (d.split(m.heads) * m.head_dim,))
         ring_codes, ring_scales = _rings(d, stage)
         op = DraftAttention(
-            q=q,
-            codes=codes,
-            scales=scales,
+            q=made.q,
+            codes=made.kv[0],
+            scales=made.kv[1],
             ring_codes=ring_codes,
             ring_scales=ring_scales,
             sink=d.b.weight(f"{weights}.attn.attn_sink", (d.split(m.heads),), "f32"),
@@ -120,6 +122,7 @@ def _stage(d: Scope, stage: int, streams: Streams, at: Angles, block: int) -> St
             round_weights=d.round_attention,
         )
         d.b.add(f"{attn}.attend", op)
+        meanwhile()
         return output_projection(d, attn, f"{weights}.attn", o)
 
     experts = (m.draft_experts, m.draft_active_experts)

@@ -4,82 +4,99 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from ultraflash.graphs.moe import moe
 from ultraflash.graphs.ops.hc_expand import HcExpand
 from ultraflash.graphs.ops.hc_in import HcIn
+from ultraflash.graphs.ops.hc_mix import HcMix
 from ultraflash.graphs.plan import Ref
 from ultraflash.graphs.scope import Scope, Streams
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a sub-layer takes from the streams, and how its result will enter them."""
+class Mixed:
+    """Coefficients of one sub-layer."""
 
-    pre: Ref  # [T, C] f32, weights of the next collapse
-    post: Ref  # [T, C] f32
-    comb: Ref  # [T, C, C] f32
-    x: Ref  # [T, D] bf16, normed
-    x_q8: Ref  # its Q8 copy
+    pre: Ref
+    post: Ref
+    comb: Ref
+
+
+class Attend(Protocol):
+    """Appends the nodes of an attention sub-layer."""
+
+    def __call__(self, x: Ref, x_q8: Ref, meanwhile: Callable[[], None]) -> Ref:
+        """The result [T, D] for the normed input [T, D] and its Q8 copy; `meanwhile` appends a node
+        that may run beside any other here, and is called behind the longest.
+        """
 
 
 def residual_layer(
-    s: Scope,
-    label: str,
-    weights: str,
-    streams: Streams,
-    attention: Callable[[Ref, Ref], Ref],
+    s: Scope, label: str, weights: str, streams: Streams, attention: Attend,
     experts: tuple[int, int],
-) -> Streams:
-    """A whole layer (model.md 4.2); `attention` appends its nodes for the normed input [T, D] and
-    its Q8 copy.
+) -> Streams:  # fmt: skip
+    """A whole layer (model.md 4.2).
 
     `experts`: how many there are, how many serve a row. The new streams are `{label}.X` and
     `{label}.ffn.pre`.
     """
     attn, ffn = f"{label}.attn", f"{label}.ffn"
-    taken = sublayer_input(s, attn, streams, weights, "attn")
-    out = attention(taken.x, taken.x_q8)
-    middle = expand(s, attn, out, streams.x, taken, f"{attn}.X")
-    taken_ffn = sublayer_input(s, ffn, Streams(middle, taken.pre), weights, "ffn")
-    out = moe(s, ffn, f"{weights}.ffn", taken_ffn.x, taken_ffn.x_q8, *experts)
-    return Streams(expand(s, ffn, out, middle, taken_ffn, f"{label}.X"), taken_ffn.pre)
+    mixed, mixed_ffn = coefficients(s, attn), coefficients(s, ffn)
+    x, x_q8 = sublayer_input(s, attn, streams, f"{weights}.attn_norm")
+    out = attention(x, x_q8, partial(mix, s, attn, f"{weights}.hc_attn", streams.x, mixed))
+    middle = expand(s, attn, out, streams.x, mixed, f"{attn}.X")
+    x, x_q8 = sublayer_input(s, ffn, Streams(middle, mixed.pre), f"{weights}.ffn_norm")
+    meanwhile = partial(mix, s, ffn, f"{weights}.hc_ffn", middle, mixed_ffn)
+    out = moe(s, ffn, f"{weights}.ffn", x, x_q8, *experts, meanwhile)
+    return Streams(expand(s, ffn, out, middle, mixed_ffn, f"{label}.X"), mixed_ffn.pre)
 
 
-def sublayer_input(s: Scope, label: str, streams: Streams, weights: str, sublayer: str) -> Taken:
-    """What sub-layer `label` begins with; its weights are `{weights}.hc_{sublayer}_fn/_scale/_base`
-    and `{weights}.{sublayer}_norm`.
+def coefficients(s: Scope, label: str) -> Mixed:
+    """Where `mix` puts its results."""
+    hc = s.model.hc
+    shapes = {"pre": (hc,), "post": (hc,), "comb": (hc, hc)}
+    return Mixed(*(s.out(f"{label}.{name}", shape, "f32") for name, shape in shapes.items()))
+
+
+def mix(s: Scope, label: str, weights: str, x: Ref, mixed: Mixed) -> None:
+    """Hyper-connection coefficients from the streams before a sub-layer, beside the node in front:
+    nothing needs them before the sub-layer ends. `weights` names `..._fn/_scale/_base`.
     """
-    m, count, name = s.model, 2 * s.model.hc + s.model.hc**2, f"{weights}.hc_{sublayer}"
-    taken = Taken(
-        s.out(f"{label}.pre", (m.hc,), "f32"),
-        s.out(f"{label}.post", (m.hc,), "f32"),
-        s.out(f"{label}.comb", (m.hc, m.hc), "f32"),
-        s.out(f"{label}_in", (m.hidden,)),
-        s.out(f"{label}_in_q8", (m.hidden,)),
+    m, count = s.model, 2 * s.model.hc + s.model.hc**2
+    fn = s.b.weight(f"{weights}_fn", (count, m.hc * m.hidden), "f32")
+    scale, base = (
+        s.b.weight(f"{weights}_scale", (3,), "f32"),
+        s.b.weight(f"{weights}_base", (count,), "f32"),
     )
-    op = HcIn(
-        x=streams.x,
-        last_pre=streams.pre,
-        fn=s.b.weight(f"{name}_fn", (count, m.hc * m.hidden), "f32"),
-        scale=s.b.weight(f"{name}_scale", (3,), "f32"),
-        base=s.b.weight(f"{name}_base", (count,), "f32"),
-        weight=s.b.weight(f"{weights}.{sublayer}_norm", (m.hidden,), "bf16"),
-        pre=taken.pre,
-        post=taken.post,
-        comb=taken.comb,
-        y=taken.x,
-        y_q8=taken.x_q8,
-        iterations=m.sinkhorn_iters,
-        eps=m.hc_eps,
-        norm_eps=m.norm_eps,
+    op = HcMix(
+        x,
+        fn,
+        scale,
+        base,
+        mixed.pre,
+        mixed.post,
+        mixed.comb,
+        m.sinkhorn_iters,
+        m.hc_eps,
+        m.norm_eps,
     )
-    s.b.add(f"{label}.in", op)
-    return taken
+    s.b.add(f"{label}.mix", op, beside=True)
 
 
-def expand(s: Scope, label: str, out: Ref, x: Ref, taken: Taken, name: str) -> Ref:
+def sublayer_input(s: Scope, label: str, streams: Streams, norm: str) -> tuple[Ref, Ref]:
+    """Collapse the copies with the weights from one sub-layer ago, then norm: [T, D], and its Q8
+    copy.
+    """
+    y, y_q8 = (s.out(f"{label}_{name}", (s.model.hidden,)) for name in ("in", "in_q8"))
+    weight = s.b.weight(norm, (s.model.hidden,), "bf16")
+    s.b.add(f"{label}.in", HcIn(streams.x, streams.pre, weight, y, y_q8, s.model.norm_eps))
+    return y, y_q8
+
+
+def expand(s: Scope, label: str, out: Ref, x: Ref, mixed: Mixed, name: str) -> Ref:
     """The sub-layer's result back into the copies; the new streams are called `name`."""
     y = s.out(name, x.shape[1:])
-    s.b.add(f"{label}.expand", HcExpand(out, x, taken.post, taken.comb, y))
+    s.b.add(f"{label}.expand", HcExpand(out, x, mixed.post, mixed.comb, y))
     return y

@@ -44,12 +44,13 @@ class Scope:
         return self.b.scratch(label, (self.rows, *shape), dtype)
 
     def linear(
-        self, label: str, x: Ref, weight: str, size: int, form: str, dtype: str = "bf16"
-    ) -> Ref:
+        self, label: str, x: Ref, weight: str, size: int, form: str, dtype: str = "bf16",
+        *, beside: bool = False,
+    ) -> Ref:  # fmt: skip
         """y = x @ weight.T, [T, size]."""
         y = self.out(label, (size,), dtype)
         w = self.b.weight(weight, (size, x.shape[-1]), form)
-        self.b.add(label, Linear(x, w, y, rounded=dtype == "bf16"))
+        self.b.add(label, Linear(x, w, y, rounded=dtype == "bf16"), beside=beside)
         return y
 
     def norm(self, label: str, x: Ref, weight: str, *, q8: bool = False) -> Ref:
@@ -113,8 +114,10 @@ def write_ring(s: Scope, label: str, value: Ref, ring: Ref) -> None:
     s.b.add(label, RingWrite(value, ring, s.io.slot, s.io.position, s.io.row_start))
 
 
-def write_rings(s: Scope, label: str, values: tuple[Ref, Ref], rings: tuple[Ref, Ref]) -> None:
+def write_rings(
+    s: Scope, label: str, values: tuple[Ref, Ref], rings: tuple[Ref, Ref], *, beside: bool = False
+) -> None:
     """The same for what has two parts."""
     (value, second), (into, second_into), io = values, rings, s.io
     op = RingWrite(value, into, io.slot, io.position, io.row_start, second, second_into)
-    s.b.add(label, op)
+    s.b.add(label, op, beside=beside)

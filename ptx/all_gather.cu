@@ -4,7 +4,7 @@
 #include <uf/exchange.cuh>
 
 extern "C" __global__ void __launch_bounds__(256, 1) uf_all_gather(const __grid_constant__ Args a) {
-    take_turn();
+    Turn turn;
     exchange(a.exchange, a.x, UF_SIZE(x), [&](i64 at, const Words(&parts)[MAX_WORLD]) {
         i64 row = at / a.x_1;
         int column = (int)(at - row * a.x_1);

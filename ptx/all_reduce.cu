@@ -4,7 +4,7 @@
 #include <uf/exchange.cuh>
 
 extern "C" __global__ void __launch_bounds__(256, 1) uf_all_reduce(const __grid_constant__ Args a) {
-    take_turn();
+    Turn turn;
     exchange(a.exchange, a.x, UF_SIZE(x), [&](i64 at, const Words(&parts)[MAX_WORLD]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {

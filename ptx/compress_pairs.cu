@@ -5,7 +5,7 @@
 #include <uf/rows.cuh>
 
 extern "C" __global__ void uf_compress_pairs(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, dim = a.kv_1;
     i64 out = (i64)t * dim;
     if (a.position[t] % 2 == 0) {

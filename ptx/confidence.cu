@@ -4,7 +4,7 @@
 #include <uf/reduce.cuh>
 
 extern "C" __global__ void uf_confidence(const Args a) {
-    take_turn();
+    Turn turn;
     int s = blockIdx.x, dim = a.h_1, rank = a.me_1;
     const bf16* h = a.h + ((i64)s * a.y_1 + a.index) * dim;
     double sum = 0.0;

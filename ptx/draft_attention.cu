@@ -10,7 +10,7 @@ extern __shared__ __align__(16) u8 work[];
 
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1)
     __launch_bounds__(UF_THREADS, UF_CTAS) uf_draft_attention(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x / SPLIT, h = blockIdx.y * HEADS, pairs = a.cos_1, start = t / a.block * a.block;
     int last = a.position[start] - 1;
     i64 slot = slot_of(a.slot, start, a.ring_codes_0);

@@ -3,7 +3,7 @@
 #include <uf/early.cuh>
 
 extern "C" __global__ void uf_draft_rows(const Args a) {
-    take_turn();
+    Turn turn;
     int s = blockIdx.x, first = a.row_start[s];
     bool busy = a.row_start[s + 1] > first;
     for (int i = threadIdx.x; i < a.block; i += blockDim.x) {

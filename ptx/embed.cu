@@ -4,7 +4,7 @@
 #include <uf/early.cuh>
 
 extern "C" __global__ void uf_embed(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, i = blockIdx.y * blockDim.x + threadIdx.x, pairs = a.x_2 / 2;
     if (blockIdx.y == 0 && threadIdx.x < a.copies) a.pre[t * a.copies + threadIdx.x] = threadIdx.x == 0;
     if (i >= pairs) return;

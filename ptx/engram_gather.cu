@@ -4,7 +4,7 @@
 #include <uf/early.cuh>
 
 extern "C" __global__ void uf_engram_gather(const Args a) {
-    take_turn();
+    Turn turn;
     int column = blockIdx.x, t = blockIdx.y, dim = a.table_1;
     i64 row = a.rows[(i64)t * a.rows_1 + column];
     for (int d = threadIdx.x; d < dim; d += blockDim.x)

@@ -6,7 +6,7 @@
 #include <uf/rows.cuh>
 
 extern "C" __global__ void uf_engram_hash(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, column = threadIdx.x;
     if (column >= a.primes_0) return;
     int order = column / (a.primes_0 / (a.multipliers_0 - 1)) + 1;  // farthest distance that it looks back

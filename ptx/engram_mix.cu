@@ -5,7 +5,7 @@
 #include <uf/reduce.cuh>
 
 extern "C" __global__ void uf_engram_mix(const Args a) {
-    take_turn();
+    Turn turn;
     int c = blockIdx.x, t = blockIdx.y, copies = a.x_1, dim = a.x_2;
     const bf16* x = a.x + ((i64)t * copies + c) * dim;
     const bf16* key = a.kv + (i64)t * a.kv_1 + (i64)c * dim;

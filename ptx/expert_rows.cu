@@ -12,7 +12,7 @@ extern __shared__ int counts[];
 UF_DEVICE int total(int x) { return (int)block_sum((double)x); }
 
 extern "C" __global__ void __launch_bounds__(512) uf_expert_rows(const Args a) {
-    take_turn();
+    Turn turn;
     __shared__ int found[16];  // places of this expert by warp
     int expert = blockIdx.x, pairs = a.order_0, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     for (int e = thread; e < a.experts; e += blockDim.x) counts[e] = 0;

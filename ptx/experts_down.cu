@@ -8,7 +8,7 @@
 #include <uf/experts_wide.cuh>
 
 extern "C" __global__ void __launch_bounds__(UF_THREADS, 512 / UF_THREADS - UF_HAS_chunks * 2) uf_experts_down(const Args a) {
-    take_turn();
+    Turn turn;
     int blocks = a.z_2 / 32, dim = a.w2_1, tiles = (dim + 31) / 32, units = (tiles + 1) / 2;
     auto unit = [&](int expert, int at, int lane) {
         i64 first = (i64)expert * tiles, last = tiles - 1;

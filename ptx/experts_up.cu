@@ -9,7 +9,7 @@
 #include <uf/swiglu.cuh>
 
 extern "C" __global__ void __launch_bounds__(UF_THREADS, 512 / UF_THREADS - UF_HAS_chunks * 2) uf_experts_up(const Args a) {
-    take_turn();
+    Turn turn;
     int blocks = a.x_1 / 32, units = (a.w1_1 + 31) / 32, k = a.ids_1, width = a.w1_1;
     auto unit = [&](int expert, int at, int lane) {
         i64 tile = (i64)expert * units + at;

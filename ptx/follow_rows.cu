@@ -4,7 +4,7 @@
 #include <uf/early.cuh>
 
 extern "C" __global__ void uf_follow_rows(const Args a) {
-    take_turn();
+    Turn turn;
     int s = blockIdx.x, first = a.row_start[s], rows = min(a.row_start[s + 1] - first, a.next_ids_1);
     if (!a.follows[s] || rows == 0) return;
     int slot = a.slot[first];

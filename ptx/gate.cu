@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) uf_gate(const Args a) {
         int e = min((int)threadIdx.x + THREADS * i, n - 1);
         bias[i] = a.bias[e], bias_image[i] = a.bias_image[e];
     }
-    take_turn();
+    Turn turn;
     bool image = a.is_image[t] > 0;
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {

@@ -5,7 +5,7 @@
 #include <uf/vector.cuh>
 
 extern "C" __global__ void uf_hc_collapse(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, copies = a.x_1, dim = a.x_2, d = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
     if (d >= dim) return;
     i64 row = (i64)t * copies * dim + d;

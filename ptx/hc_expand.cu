@@ -7,7 +7,7 @@
 constexpr int COPIES = 4;
 
 extern "C" __global__ void uf_hc_expand(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, copies = a.x_1, dim = a.x_2, d = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
     if (d >= dim) return;
     const float* comb = a.comb + t * copies * copies;

@@ -6,7 +6,7 @@
 #include <uf/rope.cuh>
 
 extern "C" __global__ void uf_index_query(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, dim = a.y_2, pairs = a.cos_1;
     for (int i = threadIdx.x; i < a.x_1; i += blockDim.x) {
         const bf16* head = a.x + (i64)t * a.x_1 + i / dim * dim;

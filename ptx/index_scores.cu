@@ -124,7 +124,7 @@ UF_DEVICE void score(const ScoreShared& s, const u32 (&key)[2][STEPS][4], int un
 }
 
 extern "C" __global__ void __launch_bounds__(SCORE_THREADS, 2) uf_index_scores(const Args a) {
-    take_turn();
+    Turn turn;
     ScoreShared& s = *(ScoreShared*)work;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.y * ROWS, rows = min(ROWS, a.y_0 - first);
     float none = from_bits(0xFF800000u);

@@ -3,7 +3,7 @@
 #include <uf/early.cuh>
 
 extern "C" __global__ void uf_last_io(const Args a) {
-    take_turn();
+    Turn turn;
     a.last_start[0] = 0;
     for (int s = 0; s < a.last_ids_0; s++) {
         bool busy = a.row_start[s + 1] > a.row_start[s];

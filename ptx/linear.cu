@@ -174,8 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a)
     source.enter(a, s, p, lane);
     Source ahead = source;  // what no earlier kernel writes
     for (int i = 0; i < AHEAD; i++) ahead.copy(a, s, p, lane, ring + i * UNROLL * BLOCK, true, false);
-    earlier_kernels_done();
-    next_kernel_may_start();
+    Turn turn;
     for (int i = 0; i < DEPTH - 1; i++) {
         source.copy(a, s, p, lane, ring + i * UNROLL * BLOCK, i >= AHEAD, true);
         close_group();
@@ -286,8 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a)
     const uint4* x = shared + W_STAGE + (rows + lane / 4) * 8;
     int swap = lane / 4 % 2 * 4;
 
-    earlier_kernels_done();
-    next_kernel_may_start();
+    Turn turn;
     Source source(a, s, p);
     for (int i = 0; i < DEPTH - 1; i++) source.copy(s, 2 * i, shared + i * STAGE);
     float sum[2][8][4] = {}, total[2][8][4];

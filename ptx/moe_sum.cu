@@ -4,7 +4,7 @@
 #include <uf/early.cuh>
 
 extern "C" __global__ void __launch_bounds__(256) uf_moe_sum(const Args a) {
-    take_turn();
+    Turn turn;
     int d = blockIdx.x * 256 + threadIdx.x, t = blockIdx.y, k = a.routed_1, dim = a.y_1;
     if (d >= dim) return;
     i64 first = (i64)t * k * dim + d, at = (i64)t * dim + d;

@@ -4,7 +4,7 @@
 #include <uf/early.cuh>
 
 extern "C" __global__ void uf_next_rows(const Args a) {
-    take_turn();
+    Turn turn;
     int s = blockIdx.x, first = a.row_start[s];
     if (a.row_start[s + 1] == first) return;
     int slot = a.slot[first];

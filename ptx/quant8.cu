@@ -5,7 +5,7 @@
 #include <uf/q8.cuh>
 
 extern "C" __global__ void uf_quant8(const Args a) {
-    take_turn();
+    Turn turn;
     i64 i = 2 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
     bool real = i < UF_SIZE(y);  // for all lanes of a group, or none
     float2 y = fake_q8(real ? load2(a.x, i) : make_float2(0.0f, 0.0f));

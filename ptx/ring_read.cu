@@ -4,7 +4,7 @@
 #include <uf/rows.cuh>
 
 extern "C" __global__ void uf_ring_read(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x;
     i64 width = UF_SIZE(y) / a.y_0;
     i64 from = (slot_of(a.slot, t, a.ring_0) * a.ring_1 + ring_at(a.position[t], a.ring_1)) * width;

@@ -12,7 +12,7 @@ template <class T> UF_DEVICE void put_row(T* ring, const T* value, i64 to, i64 f
 }
 
 extern "C" __global__ void uf_ring_write(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, sequences = a.row_start_0 - 1;
     if (a.slot[t] < 0 || t >= a.row_start[sequences]) return;
     int end = t + 1;

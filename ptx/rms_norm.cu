@@ -7,7 +7,7 @@
 #include <uf/reduce.cuh>
 
 extern "C" __global__ void __launch_bounds__(1024) uf_rms_norm(const Args a) {
-    take_turn();
+    Turn turn;
     int k = a.weight_0, lane = threadIdx.x % 32, first = 2 * (threadIdx.x - lane), step = 2 * blockDim.x;
     i64 row = (i64)blockIdx.x * k;
     double sum = 0.0;

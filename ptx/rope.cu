@@ -6,7 +6,7 @@
 #include <uf/vector.cuh>
 
 extern "C" __global__ void uf_rope(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, dim = a.y_2, pairs = a.cos_1, i = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
     if (i >= a.heads * dim) return;
     i64 at = (i64)t * a.heads * dim + i;

@@ -4,7 +4,7 @@
 #include <uf/early.cuh>
 
 extern "C" __global__ void uf_rope_table(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x;
     for (int j = threadIdx.x; j < a.freq_0; j += blockDim.x) {
         double angle = (double)((float)(a.position[t] + a.offset) * a.freq[j]);

@@ -7,7 +7,7 @@
 
 extern "C" __global__ void __cluster_dims__(SELECT_CTAS, 1, 1)
     __launch_bounds__(SELECT_THREADS) uf_select_topk(const Args a) {
-    take_turn();
+    Turn turn;
     __shared__ ClusterTopk s;
     int t = blockIdx.x / SELECT_CTAS, reach = (a.position[t] + 1) / a.ratio;
     const float* scores = a.scores + (i64)t * a.scores_1;

@@ -6,7 +6,7 @@
 #include <uf/rope.cuh>
 
 extern "C" __global__ void uf_store_index_key(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, dim = a.key_1, pairs = a.cos_1;
     if (a.slot[t] < 0 || (a.position[t] + 1) % a.ratio) return;
     i64 entry = (i64)a.slot[t] * a.codes_1 + a.position[t] / a.ratio;

@@ -5,7 +5,7 @@
 #include <uf/vector.cuh>
 
 extern "C" __global__ void uf_stream_mean(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, copies = a.x_1, dim = a.x_2, width = a.y_1 - dim;
     int i = 2 * (blockIdx.y * blockDim.x + threadIdx.x), d = i - width;
     if (i >= a.y_1) return;

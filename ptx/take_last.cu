@@ -3,7 +3,7 @@
 #include <uf/early.cuh>
 
 extern "C" __global__ void uf_take_last(const Args a) {
-    take_turn();
+    Turn turn;
     int s = blockIdx.x;
     i64 width = UF_SIZE(y) / a.y_0, row = max(a.row_start[s + 1] - 1, 0);
     for (i64 i = threadIdx.x; i < width; i += blockDim.x) a.y[s * width + i] = a.x[row * width + i];

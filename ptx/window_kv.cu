@@ -7,7 +7,7 @@
 #include <uf/rope.cuh>
 
 extern "C" __global__ void uf_window_kv(const Args a) {
-    take_turn();
+    Turn turn;
     int t = blockIdx.x, dim = a.x_1, pairs = a.cos_1, d = 2 * threadIdx.x;
     bool real = d < dim;  // for all lanes of a group, or none
     float2 x = real ? load2(a.x, (i64)t * dim + d) : make_float2(0.0f, 0.0f);

@@ -18,7 +18,7 @@ from ultraflash.graphs.ops.engram_ids import DEAD
 from ultraflash.graphs.ops.gate import Gate
 from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.ops.hc_expand import HcExpand
-from ultraflash.graphs.ops.hc_in import mix, split_mixes
+from ultraflash.graphs.ops.hc_mix import HcMix, split_mixes
 from ultraflash.graphs.ops.linear import Linear
 from ultraflash.graphs.ops.rope import rotate
 from ultraflash.graphs.ops.rope_table import RopeTable
@@ -114,7 +114,9 @@ class ProbeParts:
         """A layer's attention mix: `pre`, `post`, `comb`; `collapse` by that pre; `expand` of y."""
         m, host = self.model, self._weights.host
         fn, scale, base = (host(f"layers.{layer}.hc_attn_{n}") for n in ("fn", "scale", "base"))
-        pre, post, comb = mix(stream, fn, scale, base, m.sinkhorn_iters, m.hc_eps, m.norm_eps)
+        pre, post, comb = HcMix.reference(
+            stream, fn, scale, base, m.sinkhorn_iters, m.hc_eps, m.norm_eps
+        )
         collapsed, expanded = (
             HcCollapse.reference(stream, pre),
             HcExpand.reference(y, stream, post, comb),

@@ -75,7 +75,7 @@ def _floats(
         return np.full(count, fixed[name], np.float32)
     if name == "q" and ref.life is Life.STATE:  # a distribution over the vocabulary
         return (2 * rng.random(count, np.float32) / ref.shape[-1]).astype(np.float32)
-    if name in ("pre", "last_pre", "post", "comb", "freq"):
+    if name in ("pre", "post", "comb", "freq"):
         return rng.random(count, np.float32)
     return rng.standard_normal(count, np.float32) * np.float32(4 if name == "logits" else 1)
 

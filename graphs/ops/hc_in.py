@@ -1,102 +1,42 @@
-"""What a sub-layer takes from the residual streams, and how its result will enter them (model.md 4.2)."""
+"""What a sub-layer sees of the residual streams (model.md 4.2, `Collapse`, then RN and Q8)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
-import numpy as np
-
-from ultraflash.graphs.capacity import MAX_ROWS
-from ultraflash.graphs.numerics import F32, F64, fake_q8, mean_square, rms_norm, sigmoid
+from ultraflash.graphs.numerics import F32, fake_q8, rms_norm
 from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
-_CTAS, _MANY = 8, 8  # of a cluster; rows of one where there are many
-
-
-def mix(
-    x: F32, fn: F64, scale: F32, base: F32, iterations: int, eps: float, norm_eps: float
-) -> tuple[F32, F32, F32]:
-    """Coefficients of the streams [T, C, D]: pre [T, C], post [T, C], comb [T, C, C].
-
-    Projection in float64; the norm factor multiplies the projection, not the input.
-    """
-    flat = x.reshape(len(x), -1)
-    inverse = np.float32(1) / np.sqrt(mean_square(flat) + np.float32(norm_eps))
-    mixes = (flat.astype(np.float64) @ fn.T).astype(np.float32) * inverse[:, None]
-    return split_mixes(mixes, scale, base, x.shape[1], iterations, eps)
-
-
-def split_mixes(
-    mixes: F32, scale: F32, base: F32, copies: int, iterations: int, eps: float
-) -> tuple[F32, F32, F32]:
-    """Coefficients from the 2C + C*C projected values: pre [T, C], post [T, C], comb [T, C, C]."""
-    c = copies
-    pre = sigmoid(mixes[:, :c] * scale[0] + base[:c]) + np.float32(eps)
-    post = np.float32(2) * sigmoid(mixes[:, c : 2 * c] * scale[1] + base[c : 2 * c])
-    comb = (mixes[:, 2 * c :] * scale[2] + base[2 * c :]).reshape(-1, c, c)
-    return pre, post, sinkhorn(comb, iterations, np.float32(eps))
-
-
-def sinkhorn(comb: F32, iterations: int, eps: np.float32) -> F32:
-    """Row softmax, then alternate column and row normalisation; `iterations` column steps in all.
-    [T, C, C].
-    """
-    # Copies go first: sums of C terms over a leading axis add in order, and stay vectorised over
-    # rows.
-    m = np.ascontiguousarray(comb.transpose(1, 2, 0))
-    m = np.exp(m - m.max(axis=1, keepdims=True))
-    m = m / m.sum(axis=1, keepdims=True) + eps
-    for step in range(2 * iterations - 1):
-        m /= m.sum(axis=step % 2, keepdims=True) + eps
-    return np.ascontiguousarray(m.transpose(2, 0, 1))
+_MOST_PAIRS = 4 * 1024  # of elements that the threads of a CTA keep in registers
 
 
 @dataclass(frozen=True)
 class HcIn(Op):
-    """The copies collapse with weights from one sub-layer ago (`last_pre`), the sum is normed, and
-    quantised for FP8 and FP4 linears. From the same copies: the weights of the next collapse (pre),
-    and how this sub-layer's result enters them (post, comb).
+    """The weighted sum of the copies, normed; and the Q8 of that, which FP8 and FP4 linears read.
 
     Shapes:
-        x: [T, C, D] bf16, D a multiple of 32; last_pre: [T, C] f32; fn: [2C + C*C, C*D] f32; scale:
-        [3] f32; base: [2C + C*C] f32; weight: [D] bf16, of the norm; pre, post: [T, C] f32; comb:
-        [T, C, C] f32; y, y_q8: [T, D] bf16.
+        x: [T, C, D] bf16, D a multiple of 32, at most 8,192; pre: [T, C] f32; weight: [D] bf16, of
+        the norm; y, y_q8: [T, D] bf16.
     """
 
-    OUT: ClassVar[tuple[str, ...]] = ("pre", "post", "comb", "y", "y_q8")
+    OUT: ClassVar[tuple[str, ...]] = ("y", "y_q8")
     x: Ref
-    last_pre: Ref
-    fn: Ref
-    scale: Ref
-    base: Ref
-    weight: Ref
     pre: Ref
-    post: Ref
-    comb: Ref
+    weight: Ref
     y: Ref
     y_q8: Ref
-    iterations: int
     eps: float
-    norm_eps: float
 
     @staticmethod
-    def reference(
-        x: F32, last_pre: F32, fn: F64, scale: F32, base: F32, weight: F32, iterations: int,
-        eps: float, norm_eps: float,
-    ) -> tuple[F32, F32, F32, F32, F32]:  # fmt: skip
-        """The sum in float32, copies in order, rounded to bf16."""
-        y = rms_norm(HcCollapse.reference(x, last_pre), weight, norm_eps)
-        return (*mix(x, fn, scale, base, iterations, eps, norm_eps), y, fake_q8(y))
+    def reference(x: F32, pre: F32, weight: F32, eps: float) -> tuple[F32, F32]:
+        """The sum in float32, copies in order, rounded to bf16; the norm as `RmsNorm` has it."""
+        y = rms_norm(HcCollapse.reference(x, pre), weight, eps)
+        return y, fake_q8(y)
 
     def geometry(self) -> Geometry:
-        """A cluster of 8 CTAs for each row of a step, for each 8 rows of a prompt."""
-        rows = self.x.shape[0]
-        groups = rows if rows <= MAX_ROWS else -(-rows // _MANY)
-        return Geometry(_CTAS * groups, threads=32 * (self.fn.shape[0] + 1))
-
-    def flops(self) -> int:
-        """The projection."""
-        return 2 * self.x.shape[0] * prod(self.fn.shape)
+        """A CTA a row, two elements a thread where they are not too many."""
+        pairs = self.x.shape[-1] // 2
+        assert pairs <= _MOST_PAIRS, f"{self.x} has rows that no CTA can hold"
+        return Geometry(self.x.shape[0], threads=min(1024, -(-pairs // 32) * 32))

@@ -69,9 +69,12 @@ class Unit:
     declaration: str
 
     @classmethod
-    def of(cls, op: Op) -> Unit:
-        """The kernel of an operation: types and variant are compiled in, the rest is arguments."""
-        return cls(op.stem(), struct_text(op))
+    def of(cls, op: Op, *, beside: bool = False) -> Unit:
+        """The kernel of an operation: types and variant are compiled in, the rest is arguments.
+
+        `beside`: of a node that stands beside another.
+        """
+        return cls(op.stem(), "#define UF_BESIDE 1\n" * beside + struct_text(op))
 
     @property
     def entry(self) -> str:

@@ -134,7 +134,7 @@ def test_a_plan_does_not_change_with_its_builder() -> None:
 def toy() -> Plan:
     b = PlanBuilder("toy", rows=2, sequences=1, world=4)
     b.add("first", Copy(IN, A, times=3))
-    b.add("second", Split(A, B, C), lane=1)
+    b.add("second", Split(A, B, C), beside=True)
     b.add("third", Store(B, RING))
     return b.build()
 
@@ -143,7 +143,7 @@ def test_text_is_one_readable_line_a_node() -> None:
     assert toy().text() == (
         "plan toy rows=2 sequences=1 world=4\n"
         "   0 first                        a[2]:i32 = Copy(io.in) times=3\n"
-        "   1 second                       b[2]:i32, c[2]:i32 = Split(a)  lane=1\n"
+        "   1 second                       b[2]:i32, c[2]:i32 = Split(a)  beside=True\n"
         "   2 third                        ring[4,8]:u8 = Store(b)\n"
     )
 
@@ -168,7 +168,7 @@ CHANGES: dict[str, Callable[[], PlanBuilder]] = {
     "shape_of_an_output": lambda: builder(Copy(IN, replace(A, shape=(2, 1)))),
     "one_more_node": lambda: builder(Copy(IN, A), Copy(IN, B)),
     "another_op": lambda: builder(Split(IN, A, B)),
-    "lane": lambda: _first(PlanBuilder("toy", 2, 1), lane=1),
+    "lane": lambda: _first(PlanBuilder("toy", 2, 1), beside=True),
 }
 
 

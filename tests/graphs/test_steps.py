@@ -25,6 +25,7 @@ from ultraflash.graphs.ops.engram_mix import EngramMix
 from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.ops.hc_expand import HcExpand
 from ultraflash.graphs.ops.hc_in import HcIn
+from ultraflash.graphs.ops.hc_mix import HcMix
 from ultraflash.graphs.ops.index_scores import IndexScores
 from ultraflash.graphs.ops.ring_write import RingWrite
 from ultraflash.graphs.ops.rope_table import RopeTable
@@ -154,11 +155,16 @@ def test_input_weights_are_one_sublayer_late(plan: Plan) -> None:
         if engram := found(plan, EngramMix, layer):
             assert engram[0].x == x
             x = engram[0].y  # after `pre` was computed, before they are mixed
-        for taken, expand in zip(found(plan, HcIn, layer), found(plan, HcExpand, layer), strict=True):
-            assert (taken.x, taken.last_pre) == (x, pre)
-            assert expand.x == x
-            assert (expand.post, expand.comb) == (taken.post, taken.comb)
-            pre, x = taken.pre, expand.y
+        for taken, mix, expand in zip(
+            *(found(plan, kind, layer) for kind in (HcIn, HcMix, HcExpand)), strict=True
+        ):
+            assert isinstance(taken, HcIn)
+            assert isinstance(mix, HcMix)
+            assert isinstance(expand, HcExpand)
+            assert (taken.x, taken.pre) == (x, pre)
+            assert mix.x == expand.x == x
+            assert (expand.post, expand.comb) == (mix.post, mix.comb)
+            pre, x = mix.pre, expand.y
     *_, last = found(plan, HcCollapse)
     if plan.name == "prefill":
         assert last.pre.name == "last.pre"

@@ -141,6 +141,9 @@ def _gate(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None
 def _hc_in(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
     assert_close(got["y"], want["y"], 0, 0.001)
     assert_same_bits(got["y_q8"], fake_q8(got["y"]))
+
+
+def _hc_mix(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
     for field in ("pre", "post", "comb"):
         assert_within(got[field], want[field], 3e-5 * np.abs(want[field]) + 1e-7)
 
@@ -220,6 +223,7 @@ _CHECKS: dict[str, Callable[[Any, Inputs, Any, Outputs, Outputs], None]] = {
     "EngramMix": _engram_mix,
     "Gate": _gate,
     "HcIn": _hc_in,
+    "HcMix": _hc_mix,
     "IndexScores": _index_scores,
     "Attention": _attention,
     "DraftAttention": _attention,

@@ -164,7 +164,7 @@ def _field(op: Op, name: str, ref: Ref, rng: np.random.Generator) -> Array:
     if "scales" in name:  # E4M3 of global entries, E8M0 elsewhere
         low, high = (40, 60) if name == "main_scales" or _is_nv4(op) else (117, 122)
         return tiled(ref.shape, lambda n: rng.integers(low, high, n).astype(np.uint8))
-    if name in ("pre", "last_pre", "post", "comb"):
+    if name in ("pre", "post", "comb"):
         return rng.random(ref.shape).astype(np.float32)
     return plain(rng, ref)
 

@@ -29,7 +29,7 @@ PERIOD = 1_048_573  # larger random arrays repeat this many values: a prime, so 
 TABLE_ROWS, EXPERTS = 5003, 8  # what of huge weights is kept
 ALPHABET = 99_092  # compressed ids
 # Fields that a reference sees as a float64 matrix, or looks rows up in.
-_WIDE = {"Linear.w", "HcIn.fn", "Confidence.w"}
+_WIDE = {"Linear.w", "HcMix.fn", "Confidence.w"}
 _WIDE |= {"ExpertsUp.w1", "ExpertsUp.w3", "ExpertsDown.w2"}
 _LOOKED_UP = {"Embed.table", "MarkovEmbed.table"}
 
@@ -141,7 +141,7 @@ def _plain_weight(rng: np.random.Generator, op: Op, field: str, ref: Ref) -> Arr
         return primes if field == "primes" else np.cumsum(primes) - primes
     if field == "freq":
         return (10000.0 ** -(np.arange(shape[0]) / shape[0])).astype(np.float32)
-    wide = {"RmsNorm.weight": (1, 0.3), "HcIn.scale": (0.8, 0.3), "HcIn.base": (0, 1)}
+    wide = {"RmsNorm.weight": (1, 0.3), "HcMix.scale": (0.8, 0.3), "HcMix.base": (0, 1)}
     wide |= {"HcIn.weight": (1, 0.3), "WindowKv.weight": (1, 0.3)}
     wide |= {"Gate.bias": (0, 0.1), "Gate.bias_image": (0, 0.1)}
     wide |= {"EngramMix.q_weight": (0, 1), "EngramMix.k_weight": (0, 1)}

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 # with operands under way, so that its registers are no one else's.
 REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "linear": 255}
 # The threads of a mix hold sums of eight rows; a CTA of 800 has an SM to itself.
-REGISTERS_OF |= {"hc_in": 80}
+REGISTERS_OF |= {"hc_mix": 80}
 # Exchanges wait for other GPUs with few CTAs, whose loads should all be under way at once.
 REGISTERS_OF |= {"all_reduce": 112, "all_gather": 112}
 # Of `experts_up` and `experts_down` two CTAs fill an SM, with sums of many rows in registers.
