@@ -37,10 +37,10 @@ def shared(s: Scope) -> Shared:
     m = s.model
     plain, compressed = (
         angles(s, "step.plain", "plain"),
-        angles(s, "step.compressed", "compressed"),
+        angles(s, "step.compressed", "compressed", beside=True),
     )
     groups = {
-        r: compressed if r == 1 else angles(s, f"step.group{r}", "compressed", 1 - r)
+        r: compressed if r == 1 else angles(s, f"step.group{r}", "compressed", 1 - r, beside=True)
         for r in sorted({m.ratio(layer) for layer in m.kv_sources})
     }
     return Shared(plain, compressed, GlobalStore(s, groups))

@@ -158,7 +158,7 @@ def _propose(d: Scope, index: int, block: int, h: Ref, logits: Ref, last: str) -
     )
     d.b.add(f"{label}.sample", op)
     w = d.b.weight(f"{last}.confidence_head.proj", (1, m.hidden + m.draft_markov_rank), "bf16")
-    d.b.add(f"{label}.confidence", Confidence(h, me, w, io.confidence, index))
+    d.b.add(f"{label}.confidence", Confidence(h, me, w, io.confidence, index), beside=True)
 
 
 def _rings(s: Scope, stage: int) -> tuple[Ref, Ref]:

@@ -93,14 +93,16 @@ class Streams:
     pre: Ref  # [T, C] f32
 
 
-def angles(s: Scope, label: str, table: str, offset: int = 0) -> Angles:
+def angles(
+    s: Scope, label: str, table: str, offset: int = 0, *, beside: bool = False
+) -> Angles:
     """Angles of this step's positions (plus offset) under the frequency table `plain` or
     `compressed`.
     """
     half = s.model.rope_dim // 2
     cos, sin = s.out(f"{label}.cos", (half,), "f32"), s.out(f"{label}.sin", (half,), "f32")
     freq = s.b.weight(f"rope.{table}", (half,), "f32")
-    s.b.add(label, RopeTable(s.io.position, freq, cos, sin, offset))
+    s.b.add(label, RopeTable(s.io.position, freq, cos, sin, offset), beside=beside)
     return Angles(cos, sin)
 
 

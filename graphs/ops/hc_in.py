@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from ultraflash.graphs.numerics import F32, fake_q8, rms_norm
 from ultraflash.graphs.ops.hc_collapse import HcCollapse
+from ultraflash.graphs.ops.rms_norm import row_threads
 from ultraflash.graphs.plan import Geometry, Op, Ref
-
-_MOST_PAIRS = 4 * 1024  # of elements that the threads of a CTA keep in registers
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,9 @@ class HcIn(Op):
         return y, fake_q8(y)
 
     def geometry(self) -> Geometry:
-        """A CTA a row, two elements a thread where they are not too many."""
-        pairs = self.x.shape[-1] // 2
-        assert pairs <= _MOST_PAIRS, f"{self.x} has rows that no CTA can hold"
-        return Geometry(self.x.shape[0], threads=min(1024, -(-pairs // 32) * 32))
+        """A CTA a row."""
+        return Geometry(self.x.shape[0], threads=row_threads(self.x))
+
+    def variant(self) -> dict[str, int]:
+        """Copies, so that all of them are read at once."""
+        return {"COPIES": self.x.shape[1]}

@@ -136,7 +136,7 @@ class CudaBackend:
             raise DeviceError(
                 f"plan {plan.name} is for world {plan.world}, this backend has {self.world} ranks"
             )
-        units = {node: Unit.of(node.op, beside=node.beside) for node in plan.nodes}
+        units = {node: Unit.of_node(node) for node in plan.nodes}
         copy = Unit.of(CopyWords.of(0))
         self._load((*units.values(), copy))
         _ = self._copies  # its memory, too, is taken before the first step

@@ -60,7 +60,7 @@ def kernels(nodes: list[Node], kernel_cache: Path) -> dict:
     """(unit, architecture) -> kernel; a `CompileError` of any fails everything here."""
     from ultraflash.runtime.gpu.nvrtc import Unit, compile_units
 
-    units = list(dict.fromkeys(Unit.of(node.op) for node in nodes))
+    units = list(dict.fromkeys(Unit.of_node(node) for node in nodes))
     return {
         (unit, arch): kernel
         for arch in ptx.ARCHITECTURES
