@@ -131,7 +131,12 @@ class GlobalStore:
         else:
             kv, gate = (
                 s.linear(
-                    f"{label}.comp_{n}", x, f"{weights}.w{n}", m.head_dim, "bf16", "f32",
+                    f"{label}.comp_{n}",
+                    x,
+                    f"{weights}.w{n}",
+                    m.head_dim,
+                    "bf16",
+                    "f32",
                     beside=n == "gate",
                 )
                 for n in ("kv", "gate")

@@ -21,9 +21,9 @@ def moe(
 ) -> Ref:  # fmt: skip
     """Routed and shared experts. [T, D] bf16 and its Q8 copy -> [T, D] bf16.
 
-    `meanwhile` appends a node that may run beside any other here. With several ranks each holds a slice of every expert's width, and the per-expert rounding to
-    bf16 falls away:
-    ranks exchange fp32 partial sums (architecture.md section 4).
+    `meanwhile` appends a node that may run beside any other here. With several ranks each holds a
+    slice of every expert's width, and the per-expert rounding to bf16 falls away: ranks exchange
+    fp32 partial sums (architecture.md section 4).
     """
     m, world1 = s.model, s.b.world == 1
     width = s.split(m.expert_width)

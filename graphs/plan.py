@@ -250,7 +250,8 @@ class Plan:
             constants = " ".join(f"{k}={v}" for k, v in node.op.constants if v is not None)
             beside = " beside" if node.beside else ""
             call = f"{type(node.op).__name__}({inputs})"
-            lines.append(f"{number:4d} {node.label:28s} {out} = {call} {constants}{beside}".rstrip())
+            line = f"{number:4d} {node.label:28s} {out} = {call} {constants}{beside}"
+            lines.append(line.rstrip())
         return "\n".join(lines) + "\n"
 
     def digest(self) -> str:

@@ -93,9 +93,7 @@ class Streams:
     pre: Ref  # [T, C] f32
 
 
-def angles(
-    s: Scope, label: str, table: str, offset: int = 0, *, beside: bool = False
-) -> Angles:
+def angles(s: Scope, label: str, table: str, offset: int = 0, *, beside: bool = False) -> Angles:
     """Angles of this step's positions (plus offset) under the frequency table `plain` or
     `compressed`.
     """

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ultraflash.graphs.numerics import F32, fake_q8, rms_norm
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
-
 _MOST_THREADS = 1024
 _PAIRS = 4  # of elements, that a thread keeps
 

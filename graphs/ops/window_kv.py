@@ -15,8 +15,8 @@ class WindowKv(Op):
     """Norm the row, rotate it and store it as Q8 codes and scales.
 
     Shapes:
-        x: [T, E] bf16; weight: [E] bf16, of the norm; cos, sin: [T, rope/2] f32; codes: [T, E] u8 (E4M3); scales: [T, E/32] u8
-        (E8M0).
+        x: [T, E] bf16; weight: [E] bf16, of the norm; cos, sin: [T, rope/2] f32; codes: [T, E] u8
+        (E4M3); scales: [T, E/32] u8 (E8M0).
     """
 
     OUT: ClassVar[tuple[str, ...]] = ("codes", "scales")

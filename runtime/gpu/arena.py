@@ -1,7 +1,7 @@
 """Scratch memory of a plan: buffers share one slab, each where its lifetime allows.
 
-A buffer lives from the node that writes it, and those beside it, to the last one that reads it. Placement is first fit by
-order of first use; `report` says what lies where.
+A buffer lives from the node that writes it to the last one that reads it, and longer by the nodes
+that run beside either. Placement is first fit by order of first use; `report` says what lies where.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ def test_a_second_part_goes_the_same_way(rng: np.random.Generator) -> None:
     layout = LAYOUTS[-1]
     values = [rng.normal(size=(SLOTS, POSITIONS, n)).astype(np.float32) for n in (4, 2)]
     both, alone = ([np.zeros((SLOTS, RING, n), np.float32) for n in (4, 2)] for _ in range(2))
-    (value, second), where = map(layout.of, values), (layout.slot, layout.position, layout.row_start)
+    value, second = map(layout.of, values)
+    where = layout.slot, layout.position, layout.row_start
     RingWrite.reference(value, both[0], *where, second, both[1])
     RingWrite.reference(value, alone[0], *where)
     RingWrite.reference(second, alone[1], *where)
