@@ -91,8 +91,7 @@ def test_launches_fit_what_was_compiled(kernels: dict, nodes: list[Node]) -> Non
     """Of the full-size model with its whole context, too: a wrong launch shows only on a GPU."""
     from ultraflash.runtime.gpu.nvrtc import Unit
 
-    for op in {node.op for node in nodes}:
-        unit = Unit.of(op)
+    for op, unit in {(node.op, Unit.of_node(node)) for node in nodes}:
         for arch in ptx.ARCHITECTURES:
             launch, kernel = op.launch(arch), kernels[unit, arch]
             (threads, *flat), (_, y, z) = launch.block, launch.grid
