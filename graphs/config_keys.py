@@ -78,6 +78,16 @@ CONFIG_KEYS: dict[str, tuple[str, str]] = {
     "vision_max_tokens": ("vision_config.max_image_tokens", "vision_max_n_token"),
     "vision_min_pixels": ("vision_config.min_pixels", "vision_min_pixels"),
 }
+# What the operations compute without asking, where a file could say otherwise: (path in
+# config.json, key in inference/config.json, the one value that is supported). Absent means that.
+FIXED_KEYS: tuple[tuple[str, str, Any], ...] = (
+    ("text_config.norm_topk_prob", "norm_topk_prob", True),
+    ("text_config.gate_temp", "gate_temp", 1.0),
+    ("text_config.topk_method", "topk_method", "noaux_tc"),
+    ("text_config.hidden_act", "hidden_act", "silu"),
+    ("text_config.rope_scaling.rope_type", "", "yarn"),
+    ("quantization_config.activation_scheme", "", "dynamic"),
+)
 # Keys that only one file has, or that may be absent altogether: model.md sections 1.1 and 1.4
 # ("presence pitfall").
 DEFAULTS: dict[str, Any] = {

@@ -12,16 +12,20 @@ entries, F expert width of one rank.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ultraflash.graphs.config_keys import CONFIG_KEYS, DEFAULTS
+from ultraflash.graphs.config_keys import CONFIG_KEYS, DEFAULTS, FIXED_KEYS
 from ultraflash.graphs.contradictions import contradictions
 from ultraflash.graphs.errors import ConfigError, WorldError
+
+_NESTED, _FLAT = "config.json", "inference/config.json"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -108,11 +112,20 @@ class Model:
         cls, nested: Mapping[str, Any] | None, flat: Mapping[str, Any] | None = None
     ) -> Model:
         """Build from the parsed `config.json` and, for keys it lacks, the parsed
-        `inference/config.json`.
+        `inference/config.json`. Where the second fills a gap or differs, a warning is logged.
 
         Raises:
-            ConfigError: naming every key that neither file has, or a value of the wrong type.
+            ConfigError: naming every key that neither file has, a value of the wrong type or one
+                that the operations do not compute, or a first file that is none for such a model.
         """
+        if nested is not None and flat and not isinstance(nested.get("text_config"), Mapping):
+            raise ConfigError(
+                f"{_NESTED} has no object text_config, it is damaged or another model's: restore "
+                f"it, or remove it so that {_FLAT} holds"
+            )
+        _refuse_other_computations({_NESTED: nested, _FLAT: flat})
+        if nested is not None and flat is not None:
+            _compare(nested, flat)
         values: dict[str, Any] = {}
         missing: list[str] = []
         for name, (path, key) in CONFIG_KEYS.items():
@@ -138,9 +151,7 @@ class Model:
         Raises:
             ConfigError: when neither file is there, one is not JSON, or keys are missing.
         """
-        nested, flat = (
-            _read_json(folder / name) for name in ("config.json", "inference/config.json")
-        )
+        nested, flat = (_read_json(folder / name) for name in (_NESTED, _FLAT))
         if nested is None and flat is None:
             raise ConfigError(
                 f"{folder} holds no config.json: give the folder of an official-layout checkpoint"
@@ -231,6 +242,35 @@ def _dig(tree: Mapping[str, Any] | None, path: str) -> Any:
             return None
         node = node.get(key)
     return node if path else None
+
+
+def _refuse_other_computations(files: Mapping[str, Mapping[str, Any] | None]) -> None:
+    for path, key, supported in FIXED_KEYS:
+        for file, name in zip(files, (path, key), strict=True):
+            value = _dig(files[file], name)
+            if value is not None and value != supported:
+                raise ConfigError(
+                    f"{file} says {name} = {value!r}, and only {supported!r} is computed here: "
+                    f"take a checkpoint that was trained so"
+                )
+
+
+def _compare(nested: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
+    """Say where the second file fills a gap of the first, and where it says something else."""
+    for path, key in CONFIG_KEYS.values():
+        first, second = _dig(nested, path), _dig(flat, key)
+        if second is None or first == second:
+            continue
+        if first is None:
+            _tell(f"{_NESTED} lacks {path}: {key} = {second!r} of {_FLAT} is taken")
+        else:
+            _tell(f"{_NESTED} says {path} = {first!r} and holds; {_FLAT} says {key} = {second!r}")
+
+
+@cache
+def _tell(text: str) -> None:
+    """Log it once a process: a configuration is read several times."""
+    _log.warning(text)
 
 
 def _typed(name: str, kind: str, value: Any) -> Any:

@@ -106,7 +106,8 @@ class RuntimeConfig:
     def from_env(cls, **overrides: Any) -> RuntimeConfig:
         """The settings that the switches ask for; `overrides` (not None) win over them.
 
-        Where GPUs are named and no world is, each of them is a rank.
+        Where GPUs are named and no world is, each of them is a rank. Who names GPUs wants them:
+        `auto` is then no leave to do without.
 
         Raises:
             ConfigError: for a malformed value, naming the variable.
@@ -119,6 +120,8 @@ class RuntimeConfig:
         values |= {name: value for name, value in overrides.items() if value is not None}
         if "gpus" in values:
             values.setdefault("world", len(values["gpus"]))
+            if values.get("backend", "auto") == "auto":
+                values["backend"] = "cuda"
         return cls(**values)
 
     def block(self, model: Model) -> int:
@@ -203,7 +206,7 @@ SWITCHES = (
         "UF_BACKEND",
         "backend",
         "auto|numpy|cuda",
-        "what runs the plans; auto takes what there is",
+        "what runs the plans; auto takes what there is, GPUs that are named must be",
         _backend,
     ),
     Switch(

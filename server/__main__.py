@@ -40,7 +40,8 @@ try it:
   curl -sN localhost:8000/v1/chat/completions -d '{"model": "deepseek-v4.1-flash", "stream": true,
     "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 50}'
 
-GET /readyz answers 200 when the engine has loaded and run a step, else 503 and the reason.
+GET /readyz answers 200 when the engine has loaded and run a step, else 503 and the reason. A GPU
+that is missing, full or lost is such a reason: the engine is tried again until it runs.
 SIGTERM drains: /readyz says 503 at once, running answers are finished. Ctrl-C stops at once.
 Settings of the engine (UF_BACKEND, UF_CACHE_DIR, ...): python -m ultraflash.runtime.config
 Exit status: 2 wrong arguments or surroundings, 78 the engine cannot run this checkpoint.
@@ -129,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--gpus",
         metavar="0,1",
-        help="GPUs to use, one a rank (0; without one the CPU serves)",
+        help="GPUs to use, one a rank; waited for (unnamed: GPU 0, or the CPU where there is none)",
     )
     add("--drain-seconds", type=float, metavar="S", help="from SIGTERM to closing the port (2)")
     return parser

@@ -106,6 +106,12 @@ def _check_depth(value: dict[str, Any]) -> None:
     raise _too_deep()
 
 
+def too_slow(limit_s: float) -> RequestError:
+    """What a client is told whose body was cut off after `limit_s` seconds."""
+    text = f"the body did not arrive within {limit_s:g} s: send it faster, or less of it"
+    return RequestError(None, text, status=408)
+
+
 def _too_large(size: str) -> RequestError:
     text = f"the body is too large ({size}; at most {MAX_BODY_BYTES} bytes): send less"
     return RequestError(None, text, status=413)

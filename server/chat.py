@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 import msgspec
 
+from ultraflash.server.arrival import ArrivalClock
 from ultraflash.server.body import parse_object
 from ultraflash.server.errors import (
     ClientGone,
@@ -29,7 +29,7 @@ from ultraflash.server.errors import (
     problem,
 )
 from ultraflash.server.hangup import HangupWatcher
-from ultraflash.server.inbox import Inbox, Ticket
+from ultraflash.server.inbox import Budget, Inbox, Ticket
 from ultraflash.server.link import EngineStream, Link
 from ultraflash.server.messages import StepOf, Submit, pack_ids
 from ultraflash.server.protocol import Answer, ChatProtocol, Piece, Prompt
@@ -41,7 +41,9 @@ from ultraflash.server.sse import KEEP_ALIVE, ChunkWriter, error_event
 _log = logging.getLogger(__name__)
 
 _FOREVER_S = 3600.0
-_LARGE_BODY = 1 << 20  # bytes; encoding takes about 100 bytes of memory for each
+# Bytes of bodies; encoding takes 100 to 200 bytes of memory for each, and a second for a million.
+_ENCODED_AT_ONCE = 4 << 20
+_SMALL_BODY = 1 << 16  # all that may be open together need little more, and wait for nobody
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,14 @@ class ChatService:
     link: Link
     gate: Gate
     inbox: Inbox
+    clock: ArrivalClock
     watcher: HangupWatcher
     keep_alive_s: float
-    _one_large: Lock = field(default_factory=Lock, init=False)  # encoded at a time
+    _encoding: Budget = field(default_factory=lambda: Budget(_ENCODED_AT_ONCE), init=False)
 
-    def begin(self, data: bytes, client: socket.socket | None) -> ChatCall:
-        """Start a request; `client` is watched for a hang-up until the call is closed.
+    def begin(self, data: bytes, client: socket.socket | None, ticket: Ticket) -> ChatCall:
+        """Start a request that has entered; `client` is watched for a hang-up until the call, which
+        owns the ticket from its return on, is closed.
 
         Raises:
             RequestError: the body is wrong, or the engine can never run it.
@@ -71,16 +75,13 @@ class ChatService:
         opened = self.link.state.opened
         if opened is None:  # it ended since the gate looked
             raise Unready("the engine process has just ended; try again in a moment")
-        with self._one_large if len(data) > _LARGE_BODY else nullcontext():
+        ticket.admit()
+        with self._encoding.hold(len(data)) if len(data) > _SMALL_BODY else nullcontext():
             prompt = self.protocol.prepare(body, opened.max_seq)
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         answer = self.protocol.answer(prompt, request_id, body)
-        ticket = self.inbox.admit(len(prompt.ids))
-        try:
-            stream = self.link.submit(_submission(request_id, prompt, body))
-        except BaseException:
-            ticket.close()
-            raise
+        ticket.wait(len(prompt.ids))
+        stream = self.link.submit(_submission(request_id, prompt, body))
         call = ChatCall(self, body, prompt, answer, ticket, stream, opened.fingerprint)
         try:
             call.start(client)

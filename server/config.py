@@ -9,15 +9,17 @@ What concerns the engine alone (`UF_BACKEND`, `UF_CACHE_DIR`, …) is read by
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ultraflash.server.errors import StartError
+from ultraflash.server.run_dir import DRAINING, SOCKET, STATUS, make_run_dir, remove_run_dir
 
-SPARE_THREADS = 32  # for short requests beside the streams
+SPARE_THREADS = 32  # for requests that are being received, and short ones, beside the streams
+_HEAD_S = 10.0
+_SHORT_THREADS = 8  # of these, which no body may take: /readyz must answer
 _MAX_SOCKET_PATH_BYTES = 107
 
 
@@ -25,7 +27,7 @@ _MAX_SOCKET_PATH_BYTES = 107
 class ServerConfig:
     """Settings of one server.
 
-    Units: `context` tokens (None: the checkpoint's own limit); `drain_s`, `graceful_s` seconds;
+    Units: `context` tokens (None: the checkpoint's own limit); names in `_s` seconds;
     `max_waiting_tokens` prompt tokens of requests that have not begun.
     """
 
@@ -42,6 +44,7 @@ class ServerConfig:
     drain_s: float = 2.0
     graceful_s: float = 600.0
     keep_alive_s: float = 10.0
+    body_s: float = 60.0  # that a request's body may take to arrive; a head: at most _HEAD_S
     run_dir: Path | None = None
 
     @classmethod
@@ -77,23 +80,33 @@ class ServerConfig:
 
     @property
     def threads(self) -> int:
-        """Handler threads: one, asleep, for each live request, and some for short ones."""
+        """Handler threads: one, asleep, for each live request, and some for others."""
         return self.max_live + SPARE_THREADS
+
+    @property
+    def max_entered(self) -> int:
+        """Chat requests that may hold a thread at once, be they received, waiting or running."""
+        return self.threads - _SHORT_THREADS
+
+    @property
+    def head_s(self) -> float:
+        """Seconds that a request's head may take to arrive."""
+        return min(self.body_s, _HEAD_S)
 
     @property
     def socket_path(self) -> Path:
         """Where the engine process listens."""
-        return self._run_dir / "engine.sock"
+        return self._run_dir / SOCKET
 
     @property
     def status_path(self) -> Path:
         """Where the supervisor writes how its children are."""
-        return self._run_dir / "status.json"
+        return self._run_dir / STATUS
 
     @property
     def draining_path(self) -> Path:
         """A file that exists from the moment the server is asked to stop."""
-        return self._run_dir / "draining"
+        return self._run_dir / DRAINING
 
     @property
     def _run_dir(self) -> Path:
@@ -110,11 +123,11 @@ class ServerConfig:
         if self.run_dir is not None:
             return self
         try:
-            made = replace(self, run_dir=Path(tempfile.mkdtemp(prefix="ultraflash-")))
+            made = replace(self, run_dir=make_run_dir())
         except OSError as error:
             raise StartError(f"no temporary directory ({error}): set TMPDIR to one") from error
         if len(os.fsencode(made.socket_path)) > _MAX_SOCKET_PATH_BYTES:
-            made._run_dir.rmdir()
+            remove_run_dir(made._run_dir)
             raise StartError(
                 f"{made.socket_path} is too long for a Unix socket, which takes "
                 f"{_MAX_SOCKET_PATH_BYTES} bytes: set TMPDIR to a shorter directory"
@@ -191,6 +204,7 @@ SETTINGS = (
     Setting("UF_DRAIN_SECONDS", "drain_s", float, 0),
     Setting("UF_GRACEFUL_SECONDS", "graceful_s", float, 0),
     Setting("UF_KEEP_ALIVE_SECONDS", "keep_alive_s", float, 0.01),
+    Setting("UF_BODY_SECONDS", "body_s", float, 0.01),
     Setting("UF_RUN_DIR", "run_dir", Path),
 )
 

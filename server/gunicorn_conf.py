@@ -1,4 +1,4 @@
-"""gunicorn's settings: one gthread worker, and beside it a supervisor that keeps the engine.
+"""gunicorn's settings: one worker with threads, and beside it a supervisor that keeps the engine.
 
     gunicorn -c python:ultraflash.server.gunicorn_conf ultraflash.server.wsgi:app
 
@@ -22,6 +22,7 @@ from ultraflash.server.config import ServerConfig
 from ultraflash.server.errors import EngineLost, StartError
 from ultraflash.server.log import configure_logging
 from ultraflash.server.processes import Child, die_with_parent
+from ultraflash.server.run_dir import remove_run_dir
 from ultraflash.server.status import read_status
 
 try:
@@ -31,7 +32,7 @@ except StartError as error:
 _config.export()
 
 bind = _config.address
-worker_class = "gthread"
+worker_class = "ultraflash.server.http_worker.HttpWorker"  # a gthread worker
 workers = 1
 threads = _config.threads
 worker_connections = 2 * threads + 64  # fewer would refuse keep-alive while streams run
@@ -135,6 +136,8 @@ def on_exit(arbiter: Any) -> None:
     orphaned = _supervisor is None or _supervisor.wait(0)
     if _supervisor is not None:
         _supervisor.stop(_STOP_S)
+    if orphaned:  # it was killed, and could not clean up
+        remove_run_dir(_config.status_path.parent)
     if status and any(child.state == "refused" for child in status.children.values()):
         raise SystemExit(_REFUSED)
     if orphaned:

@@ -17,7 +17,9 @@ _STALL_S = 30.0
 
 @dataclass(frozen=True)
 class Readiness:
-    """`status` is ready, starting, restarting, failed, stalled or draining."""
+    """`status` is ready, starting, restarting, failed, stalled, draining, or unavailable: a device
+    is at fault, `reason` is its sentence, and the engine is tried again and again.
+    """
 
     status: str
     reason: str | None = None
@@ -81,14 +83,21 @@ class Gate:
     def _not_open(self) -> Readiness:
         status = read_status(self._status_path)
         child = status.children.get("engine") if status else None
-        if child is not None and child.state == "refused":
+        if child is None:
+            return Readiness("starting", self._progress(None))
+        if child.state == "refused":
             return Readiness("failed", f"the engine process cannot run: {last_end(child)}")
-        if child is not None and child.state == "waiting":
+        if child.state == "waiting":
+            if child.device:
+                return Readiness("unavailable", last_end(child))
             text = f"the engine process ended and is started again soon: {last_end(child)}"
             return Readiness("restarting", text)
-        if child is not None and child.pid is not None and child.pid == self._link.state.lost_pid:
+        if child.pid is not None and child.pid == self._link.state.lost_pid:
             # The supervisor has not noticed yet.
-            return Readiness("restarting", f"the engine process {child.pid} has just ended")
+            text = f"the engine process {child.pid} has just ended"
+            return Readiness("restarting", _with_earlier_end(text, child))
+        if child.device and self._link.state.progress is None:  # a try that got no further yet
+            return Readiness("unavailable", last_end(child))
         return Readiness("starting", self._progress(child))
 
     def _progress(self, child: ChildStatus | None) -> str:
@@ -97,5 +106,9 @@ class Gate:
         if progress is not None and progress.total_bytes:
             done, total = (n / 1e6 for n in (progress.done_bytes, progress.total_bytes))
             text = f"the engine loads weights ({done:.0f} of {total:.0f} MB)"
-        ended = last_end(child)
-        return f"{text}; the one before ended: {ended}" if ended else text
+        return _with_earlier_end(text, child)
+
+
+def _with_earlier_end(text: str, child: ChildStatus | None) -> str:
+    ended = last_end(child)
+    return f"{text}; the one before ended: {ended}" if ended else text

@@ -11,9 +11,18 @@ from typing import Any
 import falcon
 import msgspec
 
-from ultraflash.server.body import read_body
+from ultraflash.server.arrival import stop_reading
+from ultraflash.server.body import read_body, too_slow
 from ultraflash.server.chat import ChatService
-from ultraflash.server.errors import Problem, ServerError, http_problem, internal_problem, problem
+from ultraflash.server.errors import (
+    Overloaded,
+    Problem,
+    RequestError,
+    ServerError,
+    http_problem,
+    internal_problem,
+    problem,
+)
 from ultraflash.server.models import MAIN_NAME, MODEL_NAMES, find_model
 from ultraflash.server.readiness import Gate
 from ultraflash.server.sse import CONTENT_TYPE
@@ -33,13 +42,18 @@ class ChatCompletions:
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Answer, streamed or whole."""
-        client: socket.socket | None = req.env.get("gunicorn.socket")
-        if client is not None:
-            client.settimeout(_BODY_PAUSE_S)
-        body = read_body(req.env["wsgi.input"], req.content_length)
-        if client is not None:
-            client.settimeout(_STALLED_READER_S)
-        call = self._service.begin(body, client)
+        client: socket.socket = req.env["gunicorn.socket"]
+        try:
+            ticket = self._service.inbox.enter()
+        except Overloaded:
+            _leave_rest(req, client)
+            raise
+        try:
+            body = self._receive(req, client)
+            call = self._service.begin(body, client, ticket)
+        except BaseException:
+            ticket.close()
+            raise
         resp.set_header("X-Request-Id", call.id)
         if call.streamed:
             resp.content_type = CONTENT_TYPE
@@ -51,6 +65,23 @@ class ChatCompletions:
             _send_json(resp, call.complete())
         finally:
             call.close()
+
+    def _receive(self, req: falcon.Request, client: socket.socket) -> bytes:
+        clock, body, failure = self._service.clock, b"", None
+        client.settimeout(min(_BODY_PAUSE_S, clock.limit_s))
+        with clock.watch(client) as arrival:
+            try:
+                body = read_body(req.env["wsgi.input"], req.content_length)
+            except RequestError as error:
+                failure = error
+        client.settimeout(_STALLED_READER_S)
+        if arrival.over:
+            failure = too_slow(clock.limit_s)
+        if failure is None:
+            return body
+        if failure.status == 408:
+            _leave_rest(req, client)
+        raise failure
 
 
 class Models:
@@ -138,6 +169,16 @@ def add_routes(app: falcon.App[Any, Any], service: ChatService, context: int) ->
     app.add_error_handler(Exception, _unexpected)
     app.add_error_handler(falcon.HTTPError, _http_error)
     app.add_error_handler(ServerError, _server_error)
+
+
+def _leave_rest(req: falcon.Request, client: socket.socket) -> None:
+    """Wait for no more of a body: the connection ends behind the answer.
+
+    gunicorn would read the body to its end otherwise, on this thread, and then, on its main one,
+    wait for the client to close.
+    """
+    req.env["wsgi.input"].failed = True  # gunicorn's mark of a connection not to be used again
+    stop_reading(client)
 
 
 def _send_json(resp: falcon.Response, data: bytes) -> None:

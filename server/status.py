@@ -18,7 +18,7 @@ class ChildStatus(msgspec.Struct, frozen=True):
     """One child: `waiting` = it ended and will be started again; `refused` = it will not, ever.
 
     `exit` and `error` (its last error line) are of the process before this one, None if there was
-    none.
+    none. `device`: what `error` says is the fault of a device, which may get well.
     """
 
     state: State
@@ -26,6 +26,7 @@ class ChildStatus(msgspec.Struct, frozen=True):
     restarts: int = 0
     exit: str | None = None
     error: str | None = None
+    device: bool = False
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -58,4 +59,6 @@ def last_end(child: ChildStatus | None) -> str | None:
     """How the previous process of a child ended, with its last error line; None when none has."""
     if child is None or child.exit is None:
         return None
+    if child.device and child.error:
+        return child.error  # a sentence for whoever asks; the exit status adds nothing
     return f"{child.exit}: {child.error}" if child.error else child.exit

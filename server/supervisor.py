@@ -11,7 +11,6 @@ this process ends), so no orphan keeps a device.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import selectors
 import signal
@@ -23,13 +22,17 @@ from dataclasses import dataclass, field
 
 from ultraflash.server.config import ServerConfig
 from ultraflash.server.processes import Child, describe_exit, die_with_parent
+from ultraflash.server.run_dir import hold_run_dir, remove_run_dir
 from ultraflash.server.status import ChildStatus, Status, write_status
 
 REFUSED = 78  # EX_CONFIG: the child will fail in the same way each time
+UNAVAILABLE = 69  # EX_UNAVAILABLE: it cannot start on this machine as it is now
+LOST = 74  # EX_IOERR: its device failed while it worked
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.2, 30.0
 _PROVEN_S = 30.0  # a child that ran this long starts again without a longer delay
 _STOP_GRACE_S = 3.0
 _ERROR = b"error:"
+_LONGEST_LINE = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,11 @@ class Keeper:
     next_start: float | None = 0.0
     status: ChildStatus = field(default_factory=lambda: ChildStatus("starting"))
     _delay_s: float = _FIRST_DELAY_S
+    _has_run: bool = False
     _stderr: int = -1
     _tail: bytes = b""
     _error: bytes = b""
+    _told: bytes = b""  # the error line of a start for want of a device: said once
 
     def start(self, selector: selectors.BaseSelector) -> None:
         """Start a process and watch its end and its stderr."""
@@ -88,19 +93,31 @@ class Keeper:
         self._read_stderr(selector)
         self._close_stderr(selector)
         exit_text, error = describe_exit(code), self._last_error()
-        if code == REFUSED and self.status.restarts == 0:
-            self._update(state="refused", pid=None, exit=exit_text, error=error)
+        if code == REFUSED and not self._has_run:
+            self._update(state="refused", pid=None, exit=exit_text, error=error, device=False)
             return
-        if time.monotonic() - self.started >= _PROVEN_S:
+        self._has_run |= code not in (REFUSED, UNAVAILABLE)
+        # A device may be found full after minutes of loading: that proves nothing.
+        if code != UNAVAILABLE and time.monotonic() - self.started >= _PROVEN_S:
             self._delay_s = _FIRST_DELAY_S
         self.next_start = time.monotonic() + self._delay_s
         delay, self._delay_s = self._delay_s, min(2 * self._delay_s, _LAST_DELAY_S)
-        restarts = self.status.restarts + 1
-        self._update(state="waiting", pid=None, exit=exit_text, error=error, restarts=restarts)
-        _say(f"the {self.spec.name} process ended ({exit_text}); starting it again in {delay:g} s")
+        restarts, device = self.status.restarts + 1, code in (UNAVAILABLE, LOST)
+        self._update(
+            state="waiting", pid=None, exit=exit_text, error=error, restarts=restarts, device=device
+        )
+        again = f"starting it again in {delay:g} s"
+        if code != UNAVAILABLE:
+            self._told = b""
+        elif self._told != self._error:
+            self._told = self._error
+            again += " and later, without a word while the reason stays the same"
+        else:
+            return
+        _say(f"the {self.spec.name} process ended ({exit_text}); {again}")
 
     def _read_stderr(self, selector: selectors.BaseSelector) -> None:
-        """Pass the child's stderr on; remember its last line, or its last that says `error:`."""
+        """Pass the child's stderr on, line by line."""
         while self._stderr >= 0:
             try:
                 data = os.read(self._stderr, 65536)
@@ -109,22 +126,33 @@ class Keeper:
             if not data:
                 self._close_stderr(selector)
                 return
-            _forward(data)
-            *lines, rest = (self._tail + data).split(b"\n")
-            for line in filter(None, map(bytes.strip, lines)):
-                if line.startswith(_ERROR) or not self._error.startswith(_ERROR):
-                    self._error = line
-            self._tail = rest[-4096:]
+            *lines, self._tail = (self._tail + data).split(b"\n")
+            for line in lines:
+                self._take_line(line)
+            if len(self._tail) > _LONGEST_LINE:
+                self._take_line(self._tail)
+                self._tail = b""
+
+    def _take_line(self, line: bytes) -> None:
+        """Remember the last line, or the last that says `error:`; forward all but repetitions."""
+        text = line.strip()
+        if text.startswith(_ERROR) or (text and not self._error.startswith(_ERROR)):
+            self._error = text
+        if not (text and text == self._told):
+            _forward(line + b"\n")
 
     def _close_stderr(self, selector: selectors.BaseSelector) -> None:
+        if self._tail:
+            self._take_line(self._tail)
+            self._tail = b""
         if self._stderr >= 0:
             selector.unregister(self._stderr)
             os.close(self._stderr)
             self._stderr = -1
 
     def _last_error(self) -> str | None:
-        line = self._error or self._tail.strip()
-        return line.decode("utf-8", "replace").removeprefix("error:").strip()[:1000] or None
+        text = self._error.decode("utf-8", "replace").removeprefix("error:")
+        return text.strip()[:1000] or None
 
     def _update(self, **changes: object) -> None:
         now = {name: getattr(self.status, name) for name in ChildStatus.__struct_fields__}
@@ -143,7 +171,7 @@ class Supervisor:
     def run(self, on_refused: Callable[[], None]) -> None:
         """Start the children and keep them until SIGTERM.
 
-        `on_refused` is called once, when a child says at its first start that it can never run; its
+        `on_refused` is called once, when a child that has never run says that it never can; its
         last error line is in the status file by then.
         """
         refused = False
@@ -195,14 +223,6 @@ def _forward(data: bytes) -> None:
         return  # nobody reads our stderr any more: losing a log line must not end the engine
 
 
-def _remove_run_dir(config: ServerConfig) -> None:
-    """Remove what this server put there, and the directory if nothing else is in it."""
-    for path in (config.status_path, config.socket_path, config.draining_path):
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        config.status_path.parent.rmdir()
-
-
 def main(argv: Sequence[str] | None = None, specs: Sequence[ChildSpec] = (ENGINE,)) -> int:
     """Run until gunicorn's master ends or says so, then remove the run directory."""
     parser = argparse.ArgumentParser(prog="python -m ultraflash.server.supervisor")
@@ -210,11 +230,12 @@ def main(argv: Sequence[str] | None = None, specs: Sequence[ChildSpec] = (ENGINE
     parent = parser.parse_args(argv).parent
     die_with_parent(parent, signal.SIGTERM)
     config = ServerConfig.from_env()
+    hold_run_dir(config.status_path.parent)
     try:
         # SIGINT ends gunicorn at once and without a drain: nothing has been served.
         Supervisor(config, specs).run(lambda: os.kill(parent, signal.SIGINT))
     finally:
-        _remove_run_dir(config)
+        remove_run_dir(config.status_path.parent)
     return 0
 
 

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from ultraflash.graphs.errors import GraphError
 from ultraflash.runtime import Engine, Generation, RuntimeConfig, Sampling, Step
-from ultraflash.runtime.errors import EngineError, RequestError
+from ultraflash.runtime.errors import DeviceError, EngineError, RequestError
 from ultraflash.server.config import ServerConfig
 from ultraflash.server.exchange import Connection, Exchange
 from ultraflash.server.log import configure_logging
@@ -40,7 +40,7 @@ from ultraflash.server.messages import (
     unpack_ids,
 )
 from ultraflash.server.processes import die_with_parent
-from ultraflash.server.supervisor import REFUSED
+from ultraflash.server.supervisor import LOST, REFUSED, UNAVAILABLE
 
 _log = logging.getLogger("ultraflash.server.worker")  # also when run as __main__
 
@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None, open_engine: OpenEngine = Engine.ope
         engine = open_engine(_runtime_config(config), lambda *p: exchange.announce(Opening(*p)))
     except (EngineError, GraphError) as error:
         sys.stderr.write(f"error: {error}\n")
-        return REFUSED
+        return UNAVAILABLE if isinstance(error, DeviceError) else REFUSED
     loop = EngineLoop(engine, exchange)
     signal.signal(signal.SIGTERM, lambda signum, frame: loop.stop())
     exchange.announce(Opened(engine.fingerprint, engine.max_seq))
@@ -186,8 +186,9 @@ def main(argv: Sequence[str] | None = None, open_engine: OpenEngine = Engine.ope
     try:
         loop.run()
     except EngineError as error:  # says what failed in one sentence, as a lost GPU does
-        sys.stderr.write(f"{traceback.format_exc()}error: {error}\n")
-        return 1
+        trace = "".join(traceback.format_tb(error.__traceback__))  # its last line would say it too
+        sys.stderr.write(f"{trace}error: {error}\n")
+        return LOST if isinstance(error, DeviceError) else 1
     engine.close()
     exchange.close()
     return 0

@@ -10,6 +10,7 @@ import falcon
 
 from ultraflash.graphs.model import Model
 from ultraflash.runtime.config import BUNDLED_CHECKPOINT
+from ultraflash.server.arrival import ArrivalClock
 from ultraflash.server.chat import ChatService
 from ultraflash.server.config import ServerConfig
 from ultraflash.server.errors import StartError
@@ -44,7 +45,8 @@ def create_server(config: ServerConfig) -> Server:
         protocol=protocol,
         link=link,
         gate=Gate(link, config.status_path, config.draining_path),
-        inbox=Inbox(config.max_live, config.max_waiting_tokens),
+        inbox=Inbox(config.max_live, config.max_waiting_tokens, config.max_entered),
+        clock=ArrivalClock(config.body_s),
         watcher=watcher,
         keep_alive_s=config.keep_alive_s,
     )
@@ -52,6 +54,7 @@ def create_server(config: ServerConfig) -> Server:
     app.req_options.strip_url_path_trailing_slash = True
     add_routes(app, service, config.context or Model.from_checkpoint(checkpoint).max_position)
     service.gate.start()
+    service.clock.start()
     link.start()
     watcher.start()
     return Server(app, service)

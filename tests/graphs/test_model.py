@@ -93,6 +93,22 @@ def test_the_nested_file_comes_first_and_the_flat_one_fills_gaps() -> None:
     assert (m.swiglu_limit, m.route_scale) == (7.0, 2.5)
 
 
+def test_a_gap_that_is_filled_and_a_difference_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    Model.from_checkpoint(CHECKPOINT)
+    assert not caplog.messages, "files that agree"
+    nested = copy(NESTED)
+    nested["text_config"]["swiglu_limit"] = 7.5
+    del nested["text_config"]["routed_scaling_factor"]
+    for _ in range(2):
+        Model.from_config(nested, FLAT)
+    assert caplog.messages == [
+        "config.json lacks text_config.routed_scaling_factor: route_scale = 1.5 of "
+        "inference/config.json is taken",
+        "config.json says text_config.swiglu_limit = 7.5 and holds; inference/config.json says "
+        f"swiglu_limit = {FLAT['swiglu_limit']}",
+    ], "each once"
+
+
 def test_absent_vision_is_no_vision() -> None:
     nested = copy(NESTED)
     del nested["vision_config"]
@@ -136,6 +152,51 @@ def test_a_damaged_file(tmp_path: Path, content: bytes, complaint: str) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ConfigError, match=complaint):
         Model.from_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("nested", [{}, {"text_config": 5}, {"model_type": "llama"}])
+def test_another_models_file_is_not_passed_over(nested: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Model.from_config(nested, FLAT)
+    assert str(caught.value) == (
+        "config.json has no object text_config, it is damaged or another model's: restore it, or "
+        "remove it so that inference/config.json holds"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "supported"),
+    [
+        ("norm_topk_prob", False, True),
+        ("gate_temp", 0.5, 1.0),
+        ("hidden_act", "gelu", "silu"),
+        ("topk_method", "greedy", "noaux_tc"),
+    ],
+)
+def test_what_would_be_computed_otherwise_is_refused(key: str, value: Any, supported: Any) -> None:
+    nested, flat = copy(NESTED), copy(FLAT)
+    nested["text_config"][key] = flat[key] = supported
+    assert Model.from_config(nested, flat) == tiny_model()
+    for file, name, tree in (
+        ("config.json", f"text_config.{key}", nested),
+        ("inference/config.json", key, flat),
+    ):
+        changed = tree.get("text_config", tree)
+        changed[key] = value
+        with pytest.raises(ConfigError) as caught:
+            Model.from_config(nested, flat)
+        changed[key] = supported
+        assert str(caught.value) == (
+            f"{file} says {name} = {value!r}, and only {supported!r} is computed here: take a "
+            "checkpoint that was trained so"
+        )
+
+
+def test_a_rope_of_another_type_is_refused() -> None:
+    nested = copy(NESTED)
+    nested["text_config"]["rope_scaling"]["rope_type"] = "linear"
+    with pytest.raises(ConfigError, match=r"rope_scaling\.rope_type = 'linear', and only 'yarn'"):
+        Model.from_config(nested)
 
 
 def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -23,6 +24,7 @@ FAKE = Path(__file__).with_name("fake_gunicorn_conf.py")
 REAL = "python:ultraflash.server.gunicorn_conf"
 DEADLINE_S = 60.0
 MODEL = "deepseek-v4.1-flash"
+CHAT = "/v1/chat/completions"
 
 
 def eventually(what: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
@@ -174,6 +176,16 @@ def text_of(events: list[Any]) -> str:
     """The answer that these events spell."""
     deltas = [c["choices"][0]["delta"] for c in events if c != "[DONE]" and c.get("choices")]
     return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def answer(client: socket.socket) -> Reply:
+    """What a client reads, up to the end of its connection."""
+    response = http.client.HTTPResponse(client)
+    response.begin()
+    reply = Reply(response.status, response.headers, response.read())
+    with contextlib.suppress(ConnectionResetError):  # it sent more than was read
+        assert client.recv(1) == b"", "it is closed"
+    return reply
 
 
 def in_thread(work: Callable[[], Any]) -> threading.Thread:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from cuda.bindings import driver as real
@@ -38,7 +37,7 @@ class TroubleEngine(FakeEngine):
         trouble = Path(os.environ["UF_TEST_TROUBLE"]).read_text()
         if trouble:
             vars(driver)["cu"] = TROUBLES[trouble]()
-            Engine.open(replace(config, backend="cuda"), progress)
+            Engine.open(config, progress)
         return super().open(config, progress)
 
     def step(self) -> list[Step]:

@@ -116,6 +116,15 @@ def test_every_gpu_that_is_named_is_a_rank_unless_a_world_is(
     assert RuntimeConfig.from_env(world=None).gpus == (0, 1, 4, 5)
 
 
+def test_who_names_a_gpu_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RuntimeConfig.from_env().backend == "auto"
+    assert RuntimeConfig.from_env(gpus=(0,)).backend == "cuda"
+    monkeypatch.setenv("UF_GPUS", "1")
+    assert RuntimeConfig.from_env(backend="auto").backend == "cuda"
+    monkeypatch.setenv("UF_BACKEND", "numpy")
+    assert RuntimeConfig.from_env().backend == "numpy"
+
+
 def test_cache_directory_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert prepare_cache_dir(RuntimeConfig(cache_dir=folder)) == folder

@@ -14,6 +14,7 @@ import pytest
 from helpers.chat_vectors import TINY
 from ultraflash.server.config import SETTINGS, ServerConfig
 from ultraflash.server.errors import StartError
+from ultraflash.server.run_dir import remove_run_dir
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -148,7 +149,7 @@ def test_a_configuration_survives_the_way_through_variables(
 
 def test_derived_settings(tmp_path: Path) -> None:
     config = ServerConfig(max_sequences=2, max_waiting=3)
-    assert (config.max_live, config.threads) == (5, 37)
+    assert (config.max_live, config.max_entered, config.threads) == (5, 29, 37)
     assert config.address == "127.0.0.1:8000"
     assert ServerConfig(host="::1").address == "[::1]:8000"
     assert ServerConfig(listen_fd=5).address == "fd://5"
@@ -156,5 +157,5 @@ def test_derived_settings(tmp_path: Path) -> None:
         _ = config.socket_path
     made = config.with_run_dir()
     assert made.socket_path.parent.stat().st_mode & 0o777 == 0o700
-    made.socket_path.parent.rmdir()
+    remove_run_dir(made.socket_path.parent)
     assert made.with_run_dir() is made

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.devices import num_gpus
-from helpers.live_server import REAL, LiveServer, eventually
+from helpers.live_server import REAL, LiveServer, Reply, eventually
 from helpers.trouble_engine import LOST
+from ultraflash.server.status import ChildStatus, read_status
 
 pytest.importorskip("cuda.bindings")
 
-_AGAIN = "the engine process ended and is started again soon: exit status "
 _SENTENCES = {
     "no driver": "GPU 0 was asked for, but there is no NVIDIA driver (libcuda.so.1): install "
     "driver 580 or later, or run on the CPU with UF_BACKEND=numpy",
@@ -26,6 +26,11 @@ _SENTENCES = {
     "out of memory": " GiB of GPU memory, 0.00 of 0.00 GiB are free: lower the context or "
     "--max-sequences, or end what else runs on this GPU",
 }
+_LOST = (
+    "a step failed: CUDA_ERROR_ECC_UNCORRECTABLE (ecc uncorrectable): this process has lost the "
+    "GPU and must start again, UF_CHECK=1 would name the node"
+)
+Start = Callable[..., LiveServer]
 
 
 @pytest.fixture
@@ -40,55 +45,95 @@ def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path, trouble: Path) -> Iterator[LiveServer]:
-    server = LiveServer(tmp_path)
-    try:
-        server.wait_ready()
-        yield server
-    finally:
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[LiveServer] = []
+
+    def start(**settings: Any) -> LiveServer:
+        started.append(LiveServer(tmp_path, gpus="0", **settings))
+        return started[-1]
+
+    yield start
+    for server in started:
         server.close()
 
 
-def test_a_gpu_that_is_lost_and_what_it_says_until_it_is_back(
-    server: LiveServer, trouble: Path
+@pytest.mark.parametrize("name", _SENTENCES)
+def test_a_gpu_that_cannot_be_had_is_told_and_tried_again(
+    start: Start, trouble: Path, name: str
 ) -> None:
+    trouble.write_text(name)
+    server, sentence = start(), _SENTENCES[name]
+    eventually(partial(says, server, sentence))
+    engine = eventually(lambda: (e := engine_of(server)).restarts >= 2 and e)
+    assert engine.exit == "exit status 69"
+    assert says(server, sentence), "and goes on saying it"
+    assert server.get("/healthz").status == 200
+    refused = server.chat()
+    assert (refused.status, refused.error["code"]) == (503, "not_ready")
+    assert refused.headers["Retry-After"]
+    assert sentence in refused.error["message"]
+    told = [line for line in server.log.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1, "the terminal hears it once, not with every try"
+    assert told[0].endswith(sentence)
+    assert server.log.count("the engine process ended (exit status 69)") == 1
+    assert "Traceback" not in server.log
+
+    trouble.write_text("")
+    server.wait_ready()
+    assert server.chat(max_tokens=2).status == 200
+    assert server.stop() == 0
+
+
+def test_a_gpu_that_is_lost_and_what_it_says_until_it_is_back(start: Start, trouble: Path) -> None:
+    server = start()
+    server.wait_ready()
     trouble.write_text("no driver")
     with server.stream(seed=LOST, max_tokens=90_000) as stream:
         *deltas, last = stream.events()
     assert any(delta["choices"][0]["delta"].get("content") for delta in deltas)
     assert last["error"]["code"] == "engine_lost"
     assert "send it again" in last["error"]["message"]
-    lost = "a step failed: CUDA_ERROR_ECC_UNCORRECTABLE (ecc uncorrectable): this process has lost "
-    seen: list[str] = []
+    eventually(partial(says, server, _LOST))
     for name, sentence in _SENTENCES.items():
         trouble.write_text(name)
-        eventually(partial(said, server, seen, sentence))
-        assert seen[-1].startswith(f"{_AGAIN}78: "), "it will fail again, but a GPU may come back"
-    assert any(f"exit status 1: {lost}the GPU" in reason for reason in seen)
+        eventually(partial(says, server, sentence))
+    for sentence in (_LOST, *_SENTENCES.values()):
+        lines = [line for line in server.log.splitlines() if line.startswith("error: ")]
+        assert sum(line.endswith(sentence) for line in lines) == 1
     trouble.write_text("")
     server.wait_ready()
     assert server.chat(max_tokens=2).status == 200
 
 
-def said(server: LiveServer, seen: list[str], sentence: str) -> bool:
-    """Whether /readyz has come to say this; what it says on the way is kept."""
+def says(server: LiveServer, sentence: str) -> bool:
+    """Whether /readyz says this sentence and no more; what it says meanwhile is of its kind."""
     reply = server.get("/readyz")
-    assert reply.status == 503
-    if not seen or seen[-1] != reply.json["reason"]:
-        seen.append(reply.json["reason"])
-    return reply.json["status"] == "restarting" and sentence in seen[-1]
+    assert reply.status == 503, server.log
+    assert reply.headers["Retry-After"]
+    assert reply.json["status"] in ("starting", "restarting", "unavailable")
+    return reply.json["status"] == "unavailable" and reply.json["reason"].endswith(sentence)
+
+
+def engine_of(server: LiveServer) -> ChildStatus:
+    status = read_status(server.config.status_path)
+    assert status is not None
+    return status.children["engine"]
 
 
 @pytest.mark.skipif(num_gpus() > 0, reason="this machine has a GPU")
-def test_a_server_that_is_to_run_on_a_gpu_that_is_not_there_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UF_BACKEND", "cuda")
-    server = LiveServer(tmp_path, settings_file=REAL)
-    server.events.close()  # the real engine reports nothing
-    assert server.process.wait(60) == 78
-    assert "error: GPU 0 was asked for, but " in server.log
-    assert "or run on the CPU with UF_BACKEND=numpy\n" in server.log
+def test_the_real_engine_on_a_gpu_that_is_not_there(start: Start) -> None:
+    """Naming it is enough: nobody who asks for a GPU is served by the CPU in silence."""
+    server = start(settings_file=REAL)
+
+    def unavailable() -> Reply | None:
+        reply = server.get("/readyz")
+        return reply if reply.json["status"] == "unavailable" else None
+
+    reply = eventually(unavailable)
+    assert reply.status == 503
+    assert reply.json["reason"].startswith("GPU 0 was asked for, but ")
+    assert reply.json["reason"].endswith("or run on the CPU with UF_BACKEND=numpy")
     assert "Traceback" not in server.log
+    assert server.stop() == 0
     assert not server.children()
-    assert not os.path.exists(server.config.status_path)
+    assert not server.config.status_path.parent.exists()

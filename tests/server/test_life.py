@@ -108,6 +108,7 @@ def test_a_killed_supervisor_stops_the_server(server: LiveServer) -> None:
     assert server.process.wait(30) == 70
     assert "the supervisor has ended" in server.log
     assert not server.children()
+    assert not server.config.status_path.parent.exists()
 
 
 def test_a_killed_http_worker_is_replaced_and_its_requests_cancelled(server: LiveServer) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from helpers.fake_engine import CONTEXT, ECHO, HALF, REFUSE, SILENT, STOP
-from helpers.live_server import MODEL, LiveServer, chat_body, text_of
+from helpers.live_server import CHAT, MODEL, LiveServer, answer, chat_body, text_of
 
 KEEP_ALIVE_S = 0.2
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +203,32 @@ def test_too_large_a_body_is_refused_by_its_length(server: LiveServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(head.encode())
         assert client.recv(12) == b"HTTP/1.1 413"
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "words"),
+    [
+        ("nonsense\r\n\r\n", 400, "Invalid HTTP request line: 'nonsense'"),
+        ("GET / HTTP/7.0\r\n\r\n", 400, "Invalid HTTP Version"),
+        ("GET / HTTP/1.1\r\nHost x\r\n\r\n", 400, "Invalid HTTP Header"),
+        (f"GET /{'x' * 5000} HTTP/1.1\r\n\r\n", 414, "Request Line is too large"),
+        (f"GET / HTTP/1.1\r\nX: {'x' * 9000}\r\n\r\n", 431, "limit request headers"),
+        ("POST / HTTP/1.1\r\nTransfer-Encoding: zip\r\n\r\n", 501, "transfer coding"),
+    ],
+    ids=["line", "version", "header", "long-line", "long-header", "coding"],
+)
+def test_what_is_no_http_has_the_openai_shape_too(
+    server: LiveServer, head: str, status: int, words: str
+) -> None:
+    started = time.monotonic()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(head.encode())
+        reply = answer(client)
+    assert time.monotonic() - started < 1.0
+    assert (reply.status, reply.headers["Content-Type"]) == (status, "application/json")
+    assert set(reply.error) == {"message", "type", "param", "code"}
+    assert words.lower() in reply.error["message"].lower()
+    assert len(reply.error["message"]) < 300
 
 
 def test_a_connection_serves_one_request_after_the_other(server: LiveServer) -> None:

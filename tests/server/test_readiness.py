@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +10,7 @@ from ultraflash.server import readiness
 from ultraflash.server.errors import ServerError, Unready
 from ultraflash.server.link import Link, LinkState
 from ultraflash.server.messages import Opened, Opening
-from ultraflash.server.readiness import Gate
+from ultraflash.server.readiness import Gate, Readiness
 from ultraflash.server.status import ChildStatus, Status, write_status
 
 OPENED = Opened("f", 10)
@@ -61,9 +62,35 @@ def test_a_dead_engine_and_its_successor(setting: Setting) -> None:
         "the engine process is starting; the one before ended: killed by signal 9 (SIGKILL)"
     )
     setting.link.state = LinkState(None, None, 0, 0.0, lost_pid=7)
-    assert setting.gate.check().reason == "the engine process 7 has just ended"
+    now = setting.gate.check()
+    assert now.status == "restarting"
+    assert now.reason == (
+        "the engine process 7 has just ended; the one before ended: killed by signal 9 (SIGKILL)"
+    )
     setting.child(ChildStatus("refused", None, 0, "exit status 78", "bad shard"))
     assert setting.gate.check().status == "failed"
+
+
+def test_a_device_at_fault_is_told_in_its_own_words(setting: Setting) -> None:
+    child = partial(ChildStatus, exit="exit status 69", error="GPU 0 is full", device=True)
+    setting.child(child("waiting", None, 3))
+    assert setting.gate.check() == Readiness("unavailable", "GPU 0 is full")
+    with pytest.raises(Unready, match="GPU 0 is full"):
+        setting.gate.require()
+    setting.child(child("running", 7, 3))
+    assert setting.gate.check() == Readiness("unavailable", "GPU 0 is full"), "until it gets on"
+    setting.link.state = LinkState(None, Opening(12_000_000, 40_000_000), 0, 0.0)
+    now = setting.gate.check()
+    assert now.status == "starting"
+    assert now.reason == (
+        "the engine loads weights (12 of 40 MB); the one before ended: GPU 0 is full"
+    )
+    setting.link.state = LinkState(None, None, 0, 0.0, lost_pid=7)
+    now = setting.gate.check()
+    assert now.status == "restarting"
+    assert now.reason == (
+        "the engine process 7 has just ended; the one before ended: GPU 0 is full"
+    )
 
 
 def test_ready_stalled_and_long_waits_without_requests(setting: Setting) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from typing import Any, cast
@@ -12,8 +13,10 @@ import falcon.testing
 import pytest
 
 from helpers.live_server import chat_body
+from ultraflash.server.arrival import ArrivalClock
 from ultraflash.server.chat import ChatService
 from ultraflash.server.errors import ClientGone, EngineLost, Overloaded, ServerError
+from ultraflash.server.inbox import Inbox, Ticket
 from ultraflash.server.routes import add_routes
 
 
@@ -24,16 +27,23 @@ class BrokenService:
 
     def __init__(self, error: Exception) -> None:
         self._error = error
+        self.inbox, self.clock = Inbox(1, 1, 1), ArrivalClock(1.0)
 
-    def begin(self, data: bytes, client: object) -> Any:
+    def begin(self, data: bytes, client: object, ticket: Ticket) -> Any:
+        ticket.admit()
         raise self._error
 
 
 def post(error: Exception) -> falcon.testing.Result:
     app: falcon.App[Any, Any] = falcon.App()
-    add_routes(app, cast(ChatService, BrokenService(error)), 10)
+    service = BrokenService(error)
+    add_routes(app, cast(ChatService, service), 10)
     client = falcon.testing.TestClient(app)
-    return client.simulate_post("/v1/chat/completions", body=chat_body())
+    with socket.socket() as peer:
+        extras = {"gunicorn.socket": peer}
+        result = client.simulate_post("/v1/chat/completions", body=chat_body(), extras=extras)
+    service.inbox.enter().admit()  # its places are free again
+    return result
 
 
 def test_a_fault_of_ours_is_a_500_with_an_id_that_the_log_has(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,20 +112,79 @@ def test_an_explicit_error_line_wins_over_what_follows_it(
     assert ended.error == "2 tensors are missing:"
 
 
+@pytest.fixture
+def asked() -> Iterator[list[int]]:
+    """The signals by which the supervisor asked its parent, which is this process, to stop."""
+    signals: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda signum, frame: signals.append(signum))
+    yield signals
+    signal.signal(signal.SIGINT, previous)
+
+
 def test_a_child_that_refuses_is_not_started_again(
-    supervised: Callable[[str], Supervised],
+    supervised: Callable[[str], Supervised], asked: list[int]
 ) -> None:
-    asked: list[int] = []
-    previous = signal.signal(signal.SIGINT, lambda signum, frame: asked.append(signum))
-    try:
-        child = "import sys; sys.stderr.write('error: bad shard\\n'); sys.exit(78)"
-        supervisor = supervised(child)
-        refused = supervisor.status(lambda s: s.state == "refused")
-        assert last_end(refused) == "exit status 78: bad shard"
-        eventually(lambda: asked)
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    child = "import sys; sys.stderr.write('error: bad shard\\n'); sys.exit(78)"
+    supervisor = supervised(child)
+    refused = supervisor.status(lambda s: s.state == "refused")
+    assert last_end(refused) == "exit status 78: bad shard"
+    eventually(lambda: asked)
     assert asked == [signal.SIGINT], "its parent is asked to stop, once"
+
+
+# Exits with the statuses that the file names, one a start; each time it says so in one line.
+_SCRIPT = (
+    "import sys, pathlib; path = pathlib.Path({path!r}); "
+    "(code, text), *rest = eval(path.read_text()); path.write_text(repr(rest)); "
+    "sys.stderr.write(f'error: {{text}}\\n'); sys.exit(code)"
+)
+
+
+def script(folder: Path, *ends: tuple[int, str]) -> str:
+    path = folder / "ends"
+    path.write_text(repr([*ends]))
+    return _SCRIPT.format(path=str(path))
+
+
+def test_a_device_at_fault_is_tried_again_ever_later_and_told_once(
+    supervised: Callable[[str], Supervised], asked: list[int], tmp_path: Path
+) -> None:
+    """However long a try took: a GPU is found full behind minutes of loading."""
+    full, gone = (69, "GPU 0 is full"), (69, "GPU 0 is gone")
+    supervisor = supervised(script(tmp_path, full, full, gone, full, (78, "bad shard")))
+    waiting = supervisor.status(lambda s: s.device and s.state == "waiting")
+    assert last_end(waiting) == "GPU 0 is full"
+    refused = supervisor.status(lambda s: s.state == "refused")
+    assert (refused.restarts, refused.device) == (4, False), "settings fail whenever they are read"
+    assert last_end(refused) == "exit status 78: bad shard"
+    eventually(lambda: asked)
+    supervisor.process.terminate()
+    _, stderr = supervisor.process.communicate(timeout=30)
+    said = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    texts = ["GPU 0 is full", "GPU 0 is gone", "GPU 0 is full", "bad shard"]
+    assert said == [f"error: {text}" for text in texts]
+    assert re.findall(r"again in (\S+) s and later, without a word", stderr) == [
+        "0.2", "0.8", "1.6"
+    ]  # fmt: skip
+
+
+def test_what_has_run_is_started_again_whatever_it_says(
+    supervised: Callable[[str], Supervised], tmp_path: Path
+) -> None:
+    supervisor = supervised(script(tmp_path, (74, "GPU 0 is lost"), (78, "no shard"), (69, "none")))
+    ended = supervisor.status(lambda s: s.restarts == 1)
+    assert (last_end(ended), ended.device) == ("GPU 0 is lost", True)
+    ended = supervisor.status(lambda s: s.restarts == 2)
+    assert (last_end(ended), ended.device) == ("exit status 78: no shard", False)
+    assert supervisor.status(lambda s: s.restarts == 3).device
+
+
+def test_a_line_without_an_end_is_passed_on(supervised: Callable[[str], Supervised]) -> None:
+    supervisor = supervised("import sys; sys.stderr.write('x' * 10_000 + 'y'); sys.exit(3)")
+    supervisor.status(lambda s: s.exit is not None)
+    supervisor.process.terminate()
+    _, stderr = supervisor.process.communicate(timeout=30)
+    assert "".join(stderr.split("supervisor:")[0].split()) == "x" * 10_000 + "y"
 
 
 def test_it_ends_with_its_parent_and_takes_its_child_along(tmp_path: Path) -> None:
