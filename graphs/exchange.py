@@ -6,6 +6,7 @@ from math import prod
 
 from ultraflash.graphs.plan import Geometry, Ref
 
+PIECE = 1 << 19  # words of a rank's message that go at once; longer ones go in pieces
 _THREADS = 256
 # All CTAs wait for other ranks, so all must be on the GPU at once, whatever else runs there.
 _MAX_CTAS = 128

@@ -5,14 +5,14 @@
 
 extern "C" __global__ void __launch_bounds__(256, 1) uf_all_reduce(const __grid_constant__ Args a) {
     Turn turn;
-    exchange(a.exchange, a.x, UF_SIZE(x), [&](i64 at, const Words(&parts)[MAX_WORLD]) {
+    auto use = [&](i64 at, float4 sum) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float sum = from_bits(parts[0].w[i]);
-#pragma unroll
-            for (int r = 1; r < MAX_WORLD; r++)
-                if (r < a.exchange.world) sum = sum + from_bits(parts[r].w[i]);
-            if (at + i < UF_SIZE(x)) store(a.y, at + i, sum);
-        }
-    });
+        for (int i = 0; i < 4; i++)
+            if (at + i < UF_SIZE(x)) store(a.y, at + i, (&sum.x)[i]);
+    };
+#if UF_SLICED
+    exchange_slices(a.exchange, a.x, UF_SIZE(x), use);
+#else
+    exchange(a.exchange, a.x, UF_SIZE(x), [&](i64 at, const Words(&parts)[MAX_WORLD]) { use(at, sum_of(a.exchange, parts)); });
+#endif
 }

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ultraflash.graphs.numerics import bf16_bits, q8, qmx4
 from ultraflash.graphs.ops.expert_rows import ExpertRows
 from ultraflash.graphs.ops.experts_down import ExpertsDown
-from ultraflash.graphs.ops.experts_up import WIDE, ExpertsUp
+from ultraflash.graphs.ops.experts_up import ExpertsUp, wide_rows
 from ultraflash.graphs.plan import Life, Op, Ref
 
 Array = npt.NDArray[Any]
@@ -46,7 +46,8 @@ def contents(
     """
     if isinstance(op, ExpertsUp | ExpertsDown) and name in ("order", "chunks"):
         experts = (op.w1 if isinstance(op, ExpertsUp) else op.w2).shape[0]
-        order, chunks = ExpertRows.reference(beside["ids"].reshape(op.ids.shape), experts, WIDE)
+        ids = beside["ids"].reshape(op.ids.shape)
+        order, chunks = ExpertRows.reference(ids, experts, wide_rows(ids.size, experts) or 1)
         return (order if name == "order" else chunks.reshape(-1),)
     count = min(prod(ref.shape), PATTERN)
     if ref.dtype in ("i32", "u32", "i64", "u64"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
-from ultraflash.graphs.exchange import spread
+from ultraflash.graphs.exchange import PIECE, spread
 from ultraflash.graphs.numerics import F32, to_bf16
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
@@ -35,3 +36,12 @@ class AllReduce(Op):
     def geometry(self) -> Geometry:
         """By the message, not by rows."""
         return spread(self.x)
+
+    @property
+    def sliced(self) -> bool:
+        """Each rank adds up a slice for all: two latencies, a fraction of the words."""
+        return prod(self.x.shape) > PIECE
+
+    def variant(self) -> dict[str, int]:
+        """Which of the two ways."""
+        return {"SLICED": int(self.sliced)}

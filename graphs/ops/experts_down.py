@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ultraflash.graphs.numerics import F32, F64, round_bf16
-from ultraflash.graphs.ops.experts_up import experts_cost, experts_geometry
+from ultraflash.graphs.ops.experts_up import experts_cost, experts_geometry, experts_variant
 from ultraflash.graphs.plan import Cost, Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
 
@@ -46,12 +46,11 @@ class ExpertsDown(Op):
 
     def geometry(self) -> Geometry:
         """A unit is 64 outputs."""
-        _, hidden, width = self.w2.shape
-        return experts_geometry(self.ids, -(-hidden // 64), width, self.chunks)
+        return experts_geometry(self.ids, -(-self.w2.shape[1] // 64), self.w2, self.chunks)
 
     def variant(self) -> dict[str, int]:
-        """How many threads share an SM's registers."""
-        return {"THREADS": self.geometry().threads}
+        """As `experts_variant` says."""
+        return experts_variant(self.ids, self.w2, self.geometry().threads)
 
     def cost(self) -> Cost:
         """Weights of as many experts as can be distinct at most."""

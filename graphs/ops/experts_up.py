@@ -16,32 +16,46 @@ from ultraflash.graphs.rows import I32
 _LONG, _PARTS = 64 * 32, 8
 _SLAB = 2 * (512 + 128)
 _NARROW_WARPS, _NARROW_PAIRS, _NARROW_BYTES = 4, 2048, 4 * (_SLAB + 512)
-WIDE = 64  # rows of an expert that a CTA takes at once where there are many
-_WIDE_WARPS, _FOLD_BYTES = 4, WIDE * 64 * 4
-_RING_BYTES = 5 * (WIDE * 64 + _WIDE_WARPS * _SLAB)
+# Rows of an expert that a CTA takes at once where there are many: its warps, stages of its ring,
+# CTAs that fill an SM. More rows share a weight's conversion, fewer leave registers to more warps.
+_WIDE = {32: (3, 5, 4), 64: (4, 5, 2)}
 
 
 def wide_rows(pairs: int, experts: int) -> int | None:
     """Rows of an expert that kernels take at once if so many pairs of rows and experts come in
     chunks (`ExpertRows`); None: so few, 4 an expert, that kernels find them in `ids` themselves.
     """
-    return None if pairs <= min(4 * experts, _NARROW_PAIRS) else WIDE
+    if pairs <= min(4 * experts, _NARROW_PAIRS):
+        return None
+    return 32 if pairs <= 32 * experts else 64
 
 
-def experts_geometry(ids: Ref, units: int, depth: int, chunks: Ref | None) -> Geometry:
-    """CTAs for `units` of 64 rows of an expert's matrices, `depth` long each.
+def experts_geometry(ids: Ref, units: int, weights: Ref, chunks: Ref | None) -> Geometry:
+    """CTAs for `units` of 64 rows of an expert's matrices.
 
     Few pairs: along y one for each, of which the first of an expert does the work of all. Long
     sums fall into parts, a warp each.
     """
-    parts = _PARTS if depth >= _LONG else 1
+    parts = _PARTS if weights.shape[2] >= _LONG else 1
     if chunks is None:
         warps = max(_NARROW_WARPS, parts)
         return Geometry(
             -(-units * parts // warps), prod(ids.shape), 32 * warps, warps * _NARROW_BYTES
         )
-    shared = _RING_BYTES + (_WIDE_WARPS * _FOLD_BYTES if parts > 1 else 0)
-    return Geometry(-(-units // _WIDE_WARPS), chunks.shape[0], 32 * _WIDE_WARPS, shared)
+    rows = wide_rows(prod(ids.shape), weights.shape[0])
+    assert rows, f"{ids} has so few pairs that no kernel takes chunks of them"
+    warps, stages, _ = _WIDE[rows]
+    shared = stages * (rows * 64 + warps * _SLAB) + (warps * rows * 256 if parts > 1 else 0)
+    return Geometry(-(-units // warps), chunks.shape[0], 32 * warps, shared)
+
+
+def experts_variant(ids: Ref, weights: Ref, threads: int) -> dict[str, int]:
+    """How many threads and CTAs share an SM's registers; of many rows, what a CTA takes at once."""
+    rows = wide_rows(prod(ids.shape), weights.shape[0])
+    if rows is None:
+        return {"THREADS": threads, "CTAS": 512 // threads}
+    _, stages, ctas = _WIDE[rows]
+    return {"THREADS": threads, "CTAS": ctas, "WIDE": rows, "STAGES": stages}
 
 
 @dataclass(frozen=True)
@@ -82,12 +96,11 @@ class ExpertsUp(Op):
 
     def geometry(self) -> Geometry:
         """A unit is 32 gates and their 32 ups."""
-        _, width, hidden = self.w1.shape
-        return experts_geometry(self.ids, -(-width // 32), hidden, self.chunks)
+        return experts_geometry(self.ids, -(-self.w1.shape[1] // 32), self.w1, self.chunks)
 
     def variant(self) -> dict[str, int]:
-        """How many threads share an SM's registers."""
-        return {"THREADS": self.geometry().threads}
+        """As `experts_variant` says."""
+        return experts_variant(self.ids, self.w1, self.geometry().threads)
 
     def cost(self) -> Cost:
         """Weights of as many experts as can be distinct at most."""

@@ -12,7 +12,7 @@ from ultraflash.graphs.capacity import MAX_ROWS
 from ultraflash.graphs.numerics import F32, F64, mean_square, sigmoid
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
-_CTAS, _MANY = 8, 8  # of a cluster; rows of one where there are many
+_CTAS, _MANY = 8, 16  # of a cluster; rows of one where there are many
 
 
 def split_mixes(
@@ -73,10 +73,15 @@ class HcMix(Op):
         return split_mixes(mixes, scale, base, x.shape[1], iterations, eps)
 
     def geometry(self) -> Geometry:
-        """A cluster of 8 CTAs for each row of a step, for each 8 rows of a prompt."""
-        rows = self.x.shape[0]
-        groups = rows if rows <= MAX_ROWS else -(-rows // _MANY)
-        return Geometry(_CTAS * groups, threads=32 * (self.fn.shape[0] + 1))
+        """A cluster of 8 CTAs for each row of a step, for each 16 rows of a prompt."""
+        rows, sizes = self.x.shape[0], self.variant()
+        return Geometry(_CTAS * -(-rows // sizes["ROWS"]), threads=sizes["THREADS"])
+
+    def variant(self) -> dict[str, int]:
+        """Rows of a cluster, threads of a CTA: a warp for each sum of one row, or for each row."""
+        many = self.x.shape[0] > MAX_ROWS
+        threads = 32 * (_MANY if many else self.fn.shape[0] + 1)
+        return {"ROWS": _MANY if many else 1, "THREADS": threads}
 
     def flops(self) -> int:
         """The projection."""

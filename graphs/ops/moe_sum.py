@@ -14,7 +14,8 @@ class MoeSum(Op):
     have to add.
 
     Shapes:
-        routed: [T, k, D] bf16 | f32; shared: [T, D] bf16 | f32; y: [T, D] bf16 | f32.
+        routed: [T, k, D] bf16 | f32; shared: [T, D] bf16 | f32; y: [T, D] bf16 | f32, D a multiple
+        of 4.
     """
 
     routed: Ref
@@ -32,6 +33,6 @@ class MoeSum(Op):
         return to_bf16(total) if rounded else total
 
     def geometry(self) -> Geometry:
-        """A thread an element, along y a row."""
+        """A thread four neighbours, along y a row."""
         rows, dim = self.y.shape
-        return Geometry(-(-dim // 256), rows)
+        return Geometry(-(-dim // 1024), rows)

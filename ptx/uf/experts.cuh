@@ -50,6 +50,10 @@ struct Unit {
             copy_kept<4>(slab + 2 * CODES + s * 128 + lane * 4, scales[s] + (i64)block * TILE_SCALES);
         }
     }
+    UF_DEVICE void advance() {  // by a block
+#pragma unroll
+        for (int s = 0; s < 2; s++) codes[s] += TILE_BYTES, scales[s] += TILE_SCALES;
+    }
 };
 
 // Operands A of 32 k: tile j has rows 8 j + g of both streams; products 0 and 1 take four registers each.

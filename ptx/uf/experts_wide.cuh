@@ -1,12 +1,12 @@
-// Many rows an expert: 64 of them at a time through a CTA, whose warps have a unit each (prefill).
+// Many rows an expert: UF_WIDE of them at a time through a CTA, whose warps have a unit each (prefill).
 //
 // Rows come through a ring in shared memory that all warps read, weights straight from memory to the warp that needs
 // them. The sums are those of uf/experts.cuh, bit for bit: a warp walks the parts one behind the other, and keeps what
 // is folded so far in shared memory.
 #include <uf/experts.cuh>
 
-constexpr int WIDE = 64, GROUPS = WIDE / COLUMNS, WIDE_WARPS = 4;  // graphs/ops/experts_up.py has the same
-constexpr int STAGES = 5;  // of the ring, a block of 32 k each: rows for all warps, then a slab for each
+constexpr int WIDE = UF_WIDE, GROUPS = WIDE / COLUMNS, WIDE_WARPS = UF_THREADS / 32;
+constexpr int STAGES = UF_STAGES;  // of the ring, a block of 32 k each: rows for all warps, then a slab for each
 constexpr int ROWS_BYTES = WIDE * 64, STAGE_BYTES = ROWS_BYTES + WIDE_WARPS * SLAB, FOLD_FLOATS = GROUPS * 16 * 32;
 // Shared memory: STAGES stages, then, if there are parts, FOLD_FLOATS a warp.
 
@@ -28,14 +28,16 @@ UF_DEVICE void fold(float (*sum)[4][4], float* folded, int part, bool last, int 
         }
 }
 
-// A stage of the ring for one block: rows lane by lane as `multiply` wants them, and the warp's own slab.
-UF_DEVICE void fill(u8* stage, const bf16* const* rows, int groups, const Unit& unit, bool busy, int block) {
+// A stage of the ring for one block: rows lane by lane as `multiply` wants them, and the warp's own slab, of which `unit`
+// goes on to the next.
+UF_DEVICE void fill(u8* stage, const bf16* const* rows, int groups, Unit& unit, bool busy, int block) {
 #pragma unroll
-    for (int i = 0; i < WIDE * 4 / (WIDE_WARPS * 32); i++) {
-        int v = i * WIDE_WARPS * 32 + threadIdx.x, column = v / 4;
+    for (int i = 0; i < WIDE * 4; i += UF_THREADS) {
+        int v = i + threadIdx.x, column = v / 4;
         if (column < groups * COLUMNS) copy16(stage + v * 16, rows[column] + block * 32 + v % 4 * 8);
     }
-    if (busy) unit.send(stage + ROWS_BYTES + threadIdx.x / 32 * SLAB, block, threadIdx.x % 32);
+    if (busy) unit.send(stage + ROWS_BYTES + threadIdx.x / 32 * SLAB, 0, threadIdx.x % 32);
+    unit.advance();
 }
 
 // The first G groups of columns: without a branch between them, so that their instructions mix.
@@ -64,36 +66,36 @@ UF_DEVICE void wide(const int* chunks, const int* order, int units, int blocks, 
     Unit unit = units_of(expert, min(at, units - 1), lane);
     float sum[GROUPS][4][4] = {};
     float* folded = (float*)(experts_shared + STAGES * STAGE_BYTES) + warp * FOLD_FLOATS;
-    groups = groups > 4 ? 8 : groups > 2 ? 4 : groups;
-    int part = 0, part_end = part_start(1, parts, blocks), from = 0, to = 0;
+    groups = groups > 4 ? GROUPS : groups > 2 ? 4 : groups;
+    int from = 0, to = 0;
     auto send = [&](int block) {
         if (block < blocks) fill(experts_shared + to * STAGE_BYTES, rows, groups, unit, busy, block);
         close_group();
         to = to == STAGES - 1 ? 0 : to + 1;
     };
+#pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) send(i);
-    for (int block = 0; block < blocks; block++) {
-        copies_arrived<STAGES - 2>();
-        __syncthreads();  // this stage is there, and everybody is done with the one before it
-        send(block + STAGES - 1);
-        const u8* stage = experts_shared + from * STAGE_BYTES;
-        from = from == STAGES - 1 ? 0 : from + 1;
-        if (!busy) continue;
-        if (block == part_end) {
-            fold(sum, folded, part++, false, lane);
-            part_end = part_start(part + 1, parts, blocks);
+    for (int part = 0, block = 0; part < parts; part++) {
+        for (int end = part_start(part + 1, parts, blocks); block < end; block++) {
+            copies_arrived<STAGES - 2>();
+            __syncthreads();  // this stage is there, and everybody is done with the one before it
+            send(block + STAGES - 1);
+            const u8* stage = experts_shared + from * STAGE_BYTES;
+            from = from == STAGES - 1 ? 0 : from + 1;
+            if (!busy) continue;
+            Operand w(stage + ROWS_BYTES + warp * SLAB, lane);
+            const uint4* own = (const uint4*)stage;
+            constexpr int HALF = GROUPS / 2;
+            if (groups == 1) multiply_groups<1>(w, own, lane, sum);
+            else if (groups == 2 && HALF > 2) multiply_groups<2>(w, own, lane, sum);
+            else {
+                multiply_groups<HALF>(w, own, lane, sum);
+                if (groups > HALF) multiply_groups<HALF>(w, own + HALF * 32, lane, sum + HALF);
+            }
         }
-        Operand w(stage + ROWS_BYTES + warp * SLAB, lane);
-        const uint4* own = (const uint4*)stage;
-        switch (groups) {
-            case 1: multiply_groups<1>(w, own, lane, sum); break;
-            case 2: multiply_groups<2>(w, own, lane, sum); break;
-            case 4: multiply_groups<4>(w, own, lane, sum); break;
-            default: multiply_groups<8>(w, own, lane, sum);
-        }
+        if (busy && parts > 1) fold(sum, folded, part, part == parts - 1, lane);
     }
     if (!busy) return;
-    if (parts > 1) fold(sum, folded, part, true, lane);
 #pragma unroll
     for (int g = 0; g < GROUPS; g++)
 #pragma unroll

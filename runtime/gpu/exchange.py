@@ -9,12 +9,13 @@ import struct
 from dataclasses import dataclass
 from math import prod
 
+from ultraflash.graphs.exchange import PIECE
+from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.plan import Op
 from ultraflash.runtime.errors import DeviceError
 from ultraflash.runtime.gpu.driver import Address, allocate, fill
 
 MAX_WORLD = 8  # ranks that a kernel's arguments have room for
-CAPACITY = 1 << 19  # words of one rank's message that go at once; longer ones go in pieces
 _STAGES = 3
 _WORD_BYTES = 4
 DECLARATION = f"""\
@@ -31,7 +32,7 @@ struct Exchange {{
 
 @dataclass(frozen=True)
 class Exchange:
-    """One rank's view of its world; addresses are of inboxes u32 [3, world, CAPACITY]."""
+    """One rank's view of its world; addresses are of inboxes u32 [3, world, PIECE]."""
 
     inboxes: tuple[Address, ...]  # of rank 0, 1, ...
     rank: int
@@ -49,7 +50,8 @@ class Exchange:
         """One rank of `world` on the current GPU with nobody else there.
 
         It sends as much as ever, all of it into its own inbox: what rank r should get arrives as
-        if r had sent it. So a sum is `world` times the rank's own part, which means nothing.
+        if r had sent it. So a sum is `world` times the rank's own part (in slices: the sum of its
+        own slices), which means nothing.
 
         Raises:
             DeviceError: when there is no such rank, or the delay is no time.
@@ -60,7 +62,7 @@ class Exchange:
         if not 0 <= hop_us <= 1e6:
             raise DeviceError(f"a hop takes 0 to 1,000,000 us, got {hop_us}")
         own = inbox(world)
-        place = CAPACITY * _WORD_BYTES  # kernels write behind `inbox`, in the place of their rank
+        place = PIECE * _WORD_BYTES  # kernels write behind `inbox`, in the place of their rank
         shifted = tuple(own + (r - rank) * place for r in range(world))
         return cls(shifted, rank, round(1e3 * hop_us), emulated=True)
 
@@ -72,7 +74,7 @@ class Exchange:
     def pack(self, turn: int) -> bytes:
         """The bytes of `struct Exchange` for a message in front of which `turn` pieces went."""
         addresses = (*self.inboxes, *(0 for _ in range(MAX_WORLD - self.world)))
-        numbers = self.rank, self.world, turn % _STAGES, CAPACITY, self.hop_ns
+        numbers = self.rank, self.world, turn % _STAGES, PIECE, self.hop_ns
         raw = struct.pack(f"<{MAX_WORLD}Q5i", *addresses, *numbers)
         return raw + bytes(-len(raw) % 8)
 
@@ -101,10 +103,12 @@ def inbox(world: int) -> Address:
 
 def inbox_bytes(world: int) -> int:
     """What `inbox` takes."""
-    return _STAGES * world * CAPACITY * _WORD_BYTES
+    return _STAGES * world * PIECE * _WORD_BYTES
 
 
-def pieces(op: Op) -> int:
-    """How many turns a collective's message takes."""
-    message = next(ref for _, ref in op.refs)
-    return -(-prod(message.shape) // CAPACITY)
+def pieces(op: Op, world: int) -> int:
+    """How many turns a collective's message takes: of a sum in slices two for `world` of them."""
+    words = prod(next(ref for _, ref in op.refs).shape)
+    if isinstance(op, AllReduce) and op.sliced:
+        return 2 * -(-words // (world * PIECE))
+    return -(-words // PIECE)

@@ -109,7 +109,7 @@ class CudaRunner:
             if launch.shared > _STATIC_SHARED:
                 function.allow_shared(launch.shared)
             packed = args.pack(node.op, self._addresses, backend.exchange, turn)
-            turn += pieces(node.op) if node.op.COLLECTIVE else 0
+            turn += pieces(node.op, plan.world) if node.op.COLLECTIVE else 0
             self._launches.append((node, function, launch, packed))
         self._graphs: dict[int, Graph] = {}  # by place
         self._done = [Event(timing=False, spins=True) for _ in range(self.places)]

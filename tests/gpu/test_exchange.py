@@ -27,6 +27,7 @@ from helpers.device_group import (
 from helpers.device_rig import BLOCK, TINY
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
+from ultraflash.graphs.exchange import PIECE
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.plan import Life, Plan, Ref
@@ -47,7 +48,7 @@ LAUNCHES = count("UF_GPU_CHAINS", 500, 50)  # of that many exchanges each
 
 
 def lengths(world: int) -> Exchanges:
-    """Every way a message may lie: short, ragged, rows, large, in two pieces, and short again."""
+    """Every way a message may lie: short, ragged, rows, large, in pieces, in slices, short."""
     return Exchanges.of(
         [
             reduce(0, 7, 5120, rounded=True),
@@ -60,6 +61,8 @@ def lengths(world: int) -> Exchanges:
             gather(7, world, 2, 300_000),
             gather(8, world, 1, 1),
             reduce(9, 16, 5120, rounded=True),
+            reduce(10, 5, 1 + world * PIECE // 4, rounded=True),
+            reduce(11, 1, 3),
         ],
         world,
     )
@@ -198,19 +201,34 @@ def emulated(device: Any, weights: Any, world: int, rank: int, hop_us: float) ->
 def test_a_rank_alone_gets_its_own_parts_back(
     device: Any, world: int, rank: int, rng: np.random.Generator
 ) -> None:
-    """World times the same message: the same traffic, and nothing that could be mistaken."""
+    """World times the same message: the same traffic, and nothing that could be mistaken. Where it
+    is summed in slices, sums of its own slices."""
     exchanges = lengths(world)
     runner = emulated(device, None, world, rank, 0.0).compile(exchanges.plan)
     messages: list[Any] = [node.op for node in exchanges.plan.nodes]
     for _ in range(sized(10, 2)):
         parts = {op.x.name: [message(rng, op.x.shape)] * world for op in messages}
-        want = exchanges.want(parts)
+        want = exchanges.want(parts) | {
+            op.y.name: of_slices(op, parts[op.x.name][0], world)
+            for op in messages
+            if isinstance(op, AllReduce) and op.sliced
+        }
         for op in messages:
             runner.poison(op.y)
             runner.write(op.x.name, parts[op.x.name][0])
         runner.run()
         for op in messages:
             assert_same(runner.read(op.y.name), want[op.y.name], str(op))
+
+
+def of_slices(op: AllReduce, x: Any, world: int) -> Any:
+    """What a rank alone makes of a long message: every slice is the sum of all."""
+    pairs = -(-x.size // (world * PIECE))
+    slices = np.zeros((pairs, world, -(-x.size // (4 * pairs * world)) * 4), np.float32)
+    slices.reshape(-1)[: x.size] = x.reshape(-1)
+    total = AllReduce.reference(list(slices.transpose(1, 0, 2)), op.rounded)
+    every = np.repeat(total[:, None], world, axis=1)
+    return every.reshape(-1)[: x.size].reshape(x.shape)
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])

@@ -17,7 +17,7 @@ from helpers.device_weights import ALPHABET, Shelf, tiled
 from helpers.values import activations, angles, codes_without_nan
 from ultraflash.graphs.numerics import fake_q8, qmx4, qmx4_decode
 from ultraflash.graphs.ops.expert_rows import ExpertRows
-from ultraflash.graphs.ops.experts_up import WIDE
+from ultraflash.graphs.ops.experts_up import wide_rows
 from ultraflash.graphs.plan import Life, Op, Ref
 from ultraflash.graphs.sampling import add_bias, constrain, distribution
 
@@ -231,7 +231,7 @@ def chosen_experts(rng: np.random.Generator, shape: tuple[int, ...], experts: in
 
 def sorted_rows(ids: I32, experts: int, chunks: Ref) -> tuple[I32, I32]:
     """Order and chunks; a buffer for more experts than there are has room for more chunks."""
-    order, some = ExpertRows.reference(ids, experts, WIDE)
+    order, some = ExpertRows.reference(ids, experts, wide_rows(ids.size, experts) or 1)
     padded = np.zeros(chunks.shape, np.int32)
     padded[: len(some)] = some
     return order, padded

@@ -135,25 +135,13 @@ def test_constants_of_the_kernels_are_those_of_the_geometry() -> None:
         (ptx.FOLDER / "uf" / f"{n}.cuh").read_text() for n in ("experts", "experts_wide")
     )
     found = dict(re.findall(r"(\w+) = (\d+)[,;]", text))
-    names = (
-        "LONG_BLOCKS",
-        "PARTS",
-        "NARROW_PAIRS",
-        "RING",
-        "CODES",
-        "WIDE",
-        "WIDE_WARPS",
-        "STAGES",
-    )
+    names = ("LONG_BLOCKS", "PARTS", "NARROW_PAIRS", "RING", "CODES")
     kernel = {name: int(found[name]) for name in names}
     own, slab = experts_up, 2 * (kernel["CODES"] + 128)
     assert 32 * kernel["LONG_BLOCKS"] == own._LONG
     assert (kernel["PARTS"], kernel["NARROW_PAIRS"]) == (own._PARTS, own._NARROW_PAIRS)
     assert kernel["RING"] * (slab + 512) == own._NARROW_BYTES
-    assert (kernel["WIDE"], kernel["WIDE_WARPS"]) == (own.WIDE, own._WIDE_WARPS)
-    # Of a stage 32 bf16 of each row, and a slab for each warp; a warp's sums.
-    assert kernel["STAGES"] * (own.WIDE * 64 + own._WIDE_WARPS * slab) == own._RING_BYTES
-    assert 64 * own.WIDE * 4 == own._FOLD_BYTES
+    assert slab == own._SLAB
 
 
 @pytest.mark.parametrize(
@@ -163,8 +151,11 @@ def test_constants_of_the_kernels_are_those_of_the_geometry() -> None:
         (7, 5120, 9, (9, 42, 256, 57344)),
         (7, 576, 80, (20, 42, 128, 28672)),  # one part: a warp a unit
         (256, 5120, 18, (18, 1536, 256, 57344)),
-        (257, 5120, 18, (5, 384 + 24, 128, 46080 + 65536)),
-        (4096, 576, 80, (20, 768, 128, 46080)),
+        # Rings of 5 stages, of 32 bf16 of each row and a slab for each warp; then a warp's sums.
+        (257, 5120, 18, (6, 384 + 48, 96, 29440 + 24576)),
+        (2048, 576, 80, (27, 384 + 384, 96, 29440)),
+        (2049, 576, 80, (20, 384 + 192, 128, 46080)),
+        (4096, 5120, 9, (3, 768, 128, 46080 + 65536)),
     ],
 )
 def test_how_experts_are_spread(
@@ -175,5 +166,6 @@ def test_how_experts_are_spread(
     assert (wide is None) == (rows <= 256)
     count = num_chunks(pairs, 384, wide) if wide else 0
     chunks = scratch("c", count, 3, dtype="i32") if wide else None
-    g = experts_geometry(scratch("i", rows, 6, dtype="i32"), units, depth, chunks)
+    w = weight("w", 384, 64 * units, depth, dtype="fp4")
+    g = experts_geometry(scratch("i", rows, 6, dtype="i32"), units, w, chunks)
     assert (g.x, g.y, g.threads, g.shared) == want

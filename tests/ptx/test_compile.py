@@ -25,11 +25,11 @@ pytestmark = pytest.mark.skipif(bool(no_compiler()), reason=no_compiler())
 # nothing stands beside it whose place it could take. A CTA of `linear` fills an SM's shared memory
 # with operands under way, so that its registers are no one else's.
 REGISTERS, REGISTERS_OF = 64, {"accept": 96, "draft_sample": 96, "linear": 255}
-# The threads of a mix hold sums of eight rows; a CTA of 800 has an SM to itself.
-REGISTERS_OF |= {"hc_mix": 80}
+# The warps of a mix of many rows hold 25 sums each; a CTA of 512 threads has an SM to itself.
+REGISTERS_OF |= {"hc_mix": 128}
 # Exchanges wait for other GPUs with few CTAs, whose loads should all be under way at once.
-REGISTERS_OF |= {"all_reduce": 112, "all_gather": 112}
-# Of `experts_up` and `experts_down` two CTAs fill an SM, with sums of many rows in registers.
+REGISTERS_OF |= {"all_reduce": 192, "all_gather": 128}
+# Of `experts_up` and `experts_down` two to four CTAs fill an SM, with sums of rows in registers.
 REGISTERS_OF |= {"experts_up": 255, "experts_down": 255}
 # Tensor-core tiles live in registers: two CTAs of 256 threads share an SM, or one of 512 has it.
 REGISTERS_OF |= {"attention": 128, "draft_attention": 128, "index_scores": 128}

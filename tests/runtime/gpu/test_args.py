@@ -14,13 +14,15 @@ from helpers.compiler import device_nodes
 from helpers.ops import io, scratch, state, weight
 from ultraflash import ptx
 from ultraflash.graphs.capacity import Capacity
+from ultraflash.graphs.exchange import PIECE
+from ultraflash.graphs.ops.all_gather import AllGather
 from ultraflash.graphs.ops.all_reduce import AllReduce
 from ultraflash.graphs.plan import Op, Ref
 from ultraflash.graphs.release import release_model
 from ultraflash.graphs.served import Served
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.gpu.args import pack, struct_text
-from ultraflash.runtime.gpu.exchange import CAPACITY, MAX_WORLD, Exchange, pieces
+from ultraflash.runtime.gpu.exchange import MAX_WORLD, Exchange, pieces
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def expected(op: Op, address: Callable[[Ref], tuple[int, ...]]) -> dict[str, obj
     if op.COLLECTIVE:
         inboxes = [*EXCHANGE.inboxes, *[0] * MAX_WORLD][:MAX_WORLD]
         values |= {f"exchange.inbox[{rank}]": at for rank, at in enumerate(inboxes)}
-        named = {"rank": 2, "world": 3, "stage": TURN % 3, "capacity": CAPACITY, "hop_ns": 2500}
+        named = {"rank": 2, "world": 3, "stage": TURN % 3, "capacity": PIECE, "hop_ns": 2500}
         values |= {f"exchange.{name}": value for name, value in named.items()}
     return values
 
@@ -201,9 +203,19 @@ def test_stages_follow_each_other_round() -> None:
     assert [struct.unpack_from("<i", r, stage)[0] for r in raw] == [0, 1, 2, 0, 1]
 
 
-@pytest.mark.parametrize(("rows", "turns"), [(1, 1), (CAPACITY // 64, 1), (CAPACITY // 64 + 1, 2)])
-def test_a_long_message_takes_several_turns(rows: int, turns: int) -> None:
-    assert (
-        pieces(AllReduce(scratch("x", rows, 64, dtype="f32"), scratch("y", rows, 64), True))
-        == turns
-    )
+@pytest.mark.parametrize(
+    ("rows", "world", "summed", "gathered"),
+    [
+        (1, 2, 1, 1),
+        (PIECE, 2, 1, 1),
+        (PIECE + 1, 2, 2, 2),
+        (3 * PIECE, 2, 4, 3),
+        (3 * PIECE, 8, 2, 3),
+    ],
+)
+def test_a_long_message_takes_several_turns(
+    rows: int, world: int, summed: int, gathered: int
+) -> None:
+    x, y = (scratch(name, rows, 1, dtype="f32") for name in "xy")
+    assert pieces(AllReduce(x, y, True), world) == summed
+    assert pieces(AllGather(x, scratch("z", rows, world, dtype="f32")), world) == gathered

@@ -16,6 +16,7 @@ from helpers.rig import TINY
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.errors import WorldError
+from ultraflash.graphs.exchange import PIECE
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import Life, Plan
 from ultraflash.graphs.step import Build
@@ -25,7 +26,7 @@ from ultraflash.runtime.backends import open_backend
 from ultraflash.runtime.errors import ConfigError, DeviceError, EngineError, WeightsError
 from ultraflash.runtime.gpu.backend import CudaBackend
 from ultraflash.runtime.gpu.driver import Device, download
-from ultraflash.runtime.gpu.exchange import CAPACITY, Exchange
+from ultraflash.runtime.gpu.exchange import Exchange
 from ultraflash.runtime.gpu.group import GroupBackend
 from ultraflash.runtime.gpu.uploader import Uploader
 from ultraflash.runtime.step_io import Part, write_constants, write_step
@@ -229,7 +230,7 @@ def test_inboxes_begin_empty_and_everybody_knows_them(group: GroupBackend) -> No
     assert one.inboxes == two.inboxes
     assert (one.rank, two.rank, one.hop_ns, two.hop_ns) == (0, 1, 0, 0)
     for address in one.inboxes:
-        words = np.zeros(3 * 2 * CAPACITY, np.uint32)
+        words = np.zeros(3 * 2 * PIECE, np.uint32)
         download(address, words)
         assert (words == 0xFFFFFFFF).all()
 
@@ -361,9 +362,9 @@ def test_everything_that_an_emulated_rank_sends_comes_back(
     exchange = Exchange.loop_back(world, rank, 2.0)
     raw = exchange.pack(turn=4)
     *inboxes, number, size, stage, capacity, hop_ns = struct.unpack("<8Q5i", raw[:84])
-    assert (number, size, stage, capacity, hop_ns) == (rank, world, 1, CAPACITY, 2000)
+    assert (number, size, stage, capacity, hop_ns) == (rank, world, 1, PIECE, 2000)
     own = inboxes[rank]
-    place = 4 * CAPACITY
+    place = 4 * PIECE
     for r in range(world):
         sent = inboxes[r] + (stage * world + rank) * place
         assert sent == own + (stage * world + r) * place
