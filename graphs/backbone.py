@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ultraflash.graphs.attention import attend, queries, window_rows
+from ultraflash.graphs.attention import attend, project
 from ultraflash.graphs.globalkv import GlobalStore
 from ultraflash.graphs.ngrams import engram
 from ultraflash.graphs.ops.all_gather import AllGather
@@ -36,10 +37,10 @@ def shared(s: Scope) -> Shared:
     m = s.model
     plain, compressed = (
         angles(s, "step.plain", "plain"),
-        angles(s, "step.compressed", "compressed"),
+        angles(s, "step.compressed", "compressed", beside=True),
     )
     groups = {
-        r: compressed if r == 1 else angles(s, f"step.group{r}", "compressed", 1 - r)
+        r: compressed if r == 1 else angles(s, f"step.group{r}", "compressed", 1 - r, beside=True)
         for r in sorted({m.ratio(layer) for layer in m.kv_sources})
     }
     return Shared(plain, compressed, GlobalStore(s, groups))
@@ -59,19 +60,20 @@ def embedded(s: Scope, with_angles: Shared) -> tuple[Shared, Streams]:
     return replace(with_angles, engram_ids=ids, engram_history=history), Streams(x, pre)
 
 
-def attention(s: Scope, number: int, common: Shared, x: Ref) -> Ref:
-    """The attention sub-layer of layer `number` on its normed input. [T, D] bf16."""
+def attention(
+    s: Scope, number: int, common: Shared, x: Ref, x_q8: Ref, meanwhile: Callable[[], None]
+) -> Ref:
+    """The attention sub-layer of layer `number` on its normed input (`residual.Attend`)."""
     m, label, weights = s.model, f"L{number}.attn", f"layers.{number}.attn"
     ratio = m.ratio(number)
     at = common.compressed if ratio else common.plain
-    x_q8 = s.quant8(f"{label}_in_q8", x)
-    q, low_q8 = queries(s, label, weights, x_q8, at)
-    kv = window_rows(s, label, weights, x_q8, at)
+    made = project(s, label, weights, x_q8, at)
     if number in m.kv_sources and number not in common.store.main:
         common.store.add_entries(number, x)
     if number in m.index_sources:
-        common.store.select(number, x, low_q8, at)
-    return attend(s, label, weights, q, kv, common.store.seen_by(number) if ratio else None, at)
+        common.store.select(number, x, made.low_q8, at)
+    seen = common.store.seen_by(number) if ratio else None
+    return attend(s, label, weights, made.q, made.kv, seen, at, meanwhile)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def build_encode(build: Build, mode: str, tail: int, rows: int) -> Plan:
     if mode == "ced20":
         # The decoder's only global KV is a function of what leaves the encoder.
         label, weights = f"L{start}.attn", f"layers.{start}"
-        x = sublayer_input(s, label, out.streams, f"{weights}.attn_norm")
+        x, _ = sublayer_input(s, label, out.streams, f"{weights}.attn_norm")
         common.store.add_entries(start, x)
     for value, into in _kept(s, mode, tail, start):
         write_ring(s, "keep", value, into)

@@ -4,9 +4,10 @@ Markov chain.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from ultraflash.graphs.attention import output_projection, queries, window_rows
+from ultraflash.graphs.attention import output_projection, project, window_rows
 from ultraflash.graphs.backbone import gather, head_logits
 from ultraflash.graphs.ops.confidence import Confidence
 from ultraflash.graphs.ops.draft_attention import DraftAttention
@@ -17,7 +18,7 @@ from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.ops.markov_embed import MarkovEmbed
 from ultraflash.graphs.plan import Ref
 from ultraflash.graphs.residual import residual_layer
-from ultraflash.graphs.scope import Angles, Scope, Streams, angles, ring, write_ring
+from ultraflash.graphs.scope import Angles, Scope, Streams, angles, ring, write_rings
 
 
 def drafted_from(s: Scope, block: int) -> Ref:
@@ -42,9 +43,10 @@ def append_context(s: Scope, taps: Ref) -> None:
     main_q8 = s.quant8("context.main_x_q8", s.norm("context.main_x", proj, "mtp.0.main_norm"))
     at = _plain_angles(s)
     for stage in range(m.draft_stages):
-        rows = window_rows(s, f"context.{stage}", f"mtp.{stage}.attn", main_q8, at)
-        for value, into in zip(rows, _rings(s, stage), strict=True):
-            write_ring(s, f"context.{stage}.write", value, into)
+        label, weights = f"context.{stage}", f"mtp.{stage}.attn"
+        row = s.linear(f"{label}.wkv", main_q8, f"{weights}.wkv", m.head_dim, "fp8")
+        rows = window_rows(s, label, weights, row, at)
+        write_rings(s, f"context.{stage}.write", rows, _rings(s, stage))
 
 
 def draft(s: Scope, block: int) -> None:
@@ -98,17 +100,15 @@ def _stage(d: Scope, stage: int, streams: Streams, at: Angles, block: int) -> St
     """One draft stage: a window-only layer whose block rows see each other."""
     m, label, weights = d.model, f"draft.stage{stage}", f"mtp.{stage}"
 
-    def attention(attn_in: Ref) -> Ref:
+    def attention(x: Ref, x_q8: Ref, meanwhile: Callable[[], None]) -> Ref:
         attn = f"{label}.attn"
-        x_q8 = d.quant8(f"{attn}_in_q8", attn_in)
-        q, _ = queries(d, attn, f"{weights}.attn", x_q8, at)
-        codes, scales = window_rows(d, attn, f"{weights}.attn", x_q8, at)
+        made = project(d, attn, f"{weights}.attn", x_q8, at)
         o = d.out(f"{attn}.o", (d.split(m.heads) * m.head_dim,))
         ring_codes, ring_scales = _rings(d, stage)
         op = DraftAttention(
-            q=q,
-            codes=codes,
-            scales=scales,
+            q=made.q,
+            codes=made.kv[0],
+            scales=made.kv[1],
             ring_codes=ring_codes,
             ring_scales=ring_scales,
             sink=d.b.weight(f"{weights}.attn.attn_sink", (d.split(m.heads),), "f32"),
@@ -122,6 +122,7 @@ def _stage(d: Scope, stage: int, streams: Streams, at: Angles, block: int) -> St
             round_weights=d.round_attention,
         )
         d.b.add(f"{attn}.attend", op)
+        meanwhile()
         return output_projection(d, attn, f"{weights}.attn", o)
 
     experts = (m.draft_experts, m.draft_active_experts)
@@ -157,7 +158,7 @@ def _propose(d: Scope, index: int, block: int, h: Ref, logits: Ref, last: str) -
     )
     d.b.add(f"{label}.sample", op)
     w = d.b.weight(f"{last}.confidence_head.proj", (1, m.hidden + m.draft_markov_rank), "bf16")
-    d.b.add(f"{label}.confidence", Confidence(h, me, w, io.confidence, index))
+    d.b.add(f"{label}.confidence", Confidence(h, me, w, io.confidence, index), beside=True)
 
 
 def _rings(s: Scope, stage: int) -> tuple[Ref, Ref]:

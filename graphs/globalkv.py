@@ -18,7 +18,7 @@ from ultraflash.graphs.ops.select_topk import SelectTopk
 from ultraflash.graphs.ops.store_index_key import StoreIndexKey
 from ultraflash.graphs.ops.store_main_kv import StoreMainKv
 from ultraflash.graphs.plan import Ref
-from ultraflash.graphs.scope import Angles, Scope, ring, write_ring
+from ultraflash.graphs.scope import Angles, Scope, ring, write_rings
 
 
 @dataclass
@@ -92,9 +92,11 @@ class GlobalStore:
         )
         ratio, heads = m.ratio(layer), s.split(m.index_heads)
         flat = s.linear(f"{label}.index_wq", low_q8, f"{weights}.wq_b", heads * m.index_dim, "fp8")
+        weight = s.linear(
+            f"{label}.index_w", x, f"{weights}.weights_proj", heads, "bf16", beside=True
+        )
         q = s.out(f"{label}.index_q", (heads, m.index_dim))
         s.b.add(f"{label}.index_query", IndexQuery(flat, at.cos, at.sin, q, heads))
-        weight = s.linear(f"{label}.index_w", x, f"{weights}.weights_proj", heads, "bf16")
         pool = self.pool if layer > m.candidate_source else None
         size, places = m.candidate_block_size, s.capacity.entries(ratio)
         if pool:
@@ -128,7 +130,15 @@ class GlobalStore:
             raw = s.linear(f"{label}.comp_kv", x, f"{weights}.wkv", m.head_dim, "bf16")
         else:
             kv, gate = (
-                s.linear(f"{label}.comp_{n}", x, f"{weights}.w{n}", m.head_dim, "bf16", "f32")
+                s.linear(
+                    f"{label}.comp_{n}",
+                    x,
+                    f"{weights}.w{n}",
+                    m.head_dim,
+                    "bf16",
+                    "f32",
+                    beside=n == "gate",
+                )
                 for n in ("kv", "gate")
             )
             kv_ring, gate_ring = (
@@ -141,6 +151,5 @@ class GlobalStore:
                     kv, gate, kv_ring, gate_ring, io.slot, io.position, io.row_start, raw
                 ),
             )
-            write_ring(s, f"{label}.write", kv, kv_ring)
-            write_ring(s, f"{label}.write", gate, gate_ring)
+            write_rings(s, f"{label}.write", (kv, gate), (kv_ring, gate_ring))
         return s.norm(f"{label}.latent", raw, f"{weights}.norm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from ultraflash.graphs.ops.expert_rows import ExpertRows, num_chunks
@@ -14,12 +15,15 @@ from ultraflash.graphs.plan import Ref
 from ultraflash.graphs.scope import Scope
 
 
-def moe(s: Scope, label: str, weights: str, x: Ref, experts: int, active: int) -> Ref:
-    """Routed and shared experts. [T, D] bf16 -> [T, D] bf16.
+def moe(
+    s: Scope, label: str, weights: str, x: Ref, x_q8: Ref, experts: int, active: int,
+    meanwhile: Callable[[], None],
+) -> Ref:  # fmt: skip
+    """Routed and shared experts. [T, D] bf16 and its Q8 copy -> [T, D] bf16.
 
-    With several ranks each holds a slice of every expert's width, and the per-expert rounding to
-    bf16 falls away:
-    ranks exchange fp32 partial sums (architecture.md section 4).
+    `meanwhile` appends a node that may run beside any other here. With several ranks each holds a
+    slice of every expert's width, and the per-expert rounding to bf16 falls away: ranks exchange
+    fp32 partial sums (architecture.md section 4).
     """
     m, world1 = s.model, s.b.world == 1
     width = s.split(m.expert_width)
@@ -28,6 +32,7 @@ def moe(s: Scope, label: str, weights: str, x: Ref, experts: int, active: int) -
         s.out(f"{label}.expert_w", (active,), "f32"),
     )
     logits = s.linear(f"{label}.gate_logits", x, f"{weights}.gate", experts, "bf16", "f32")
+    shared = SharedExpert(s, label, f"{weights}.shared_experts", x_q8, width)
     bias, bias_image = (
         s.b.weight(f"{weights}.gate.{n}", (experts,), "f32") for n in ("bias", "bias_vl")
     )
@@ -35,7 +40,7 @@ def moe(s: Scope, label: str, weights: str, x: Ref, experts: int, active: int) -
         f"{label}.gate",
         Gate(logits, bias, bias_image, s.io.is_image, ids, weight, active, m.route_scale),
     )
-    x_q8 = s.quant8(f"{label}_in_q8", x)
+    shared.activate()
     z = s.out(f"{label}.z", (active, width))
     w1, w3 = (
         s.b.weight(f"{weights}.experts.{n}", (experts, width, m.hidden), "fp4")
@@ -43,13 +48,14 @@ def moe(s: Scope, label: str, weights: str, x: Ref, experts: int, active: int) -
     )
     order, chunks = expert_rows(s, label, ids, experts)
     s.b.add(f"{label}.up", ExpertsUp(x_q8, ids, weight, w1, w3, z, m.swiglu_limit, order, chunks))
+    shared_out = shared.down()
+    meanwhile()
     w2 = s.b.weight(f"{weights}.experts.w2", (experts, m.hidden, width), "fp4")
     routed = s.out(f"{label}.routed", (active, m.hidden), s.partial)
     z_q8 = s.quant8(f"{label}.z_q8", z)
     s.b.add(f"{label}.down", ExpertsDown(z_q8, ids, w2, routed, world1, order, chunks))
-    shared = shared_expert(s, label, f"{weights}.shared_experts", x_q8, width)
     part = s.out(s.part_name(f"{label}_out"), (m.hidden,), s.partial)
-    s.b.add(f"{label}.sum", MoeSum(routed, shared, part, rounded=world1))
+    s.b.add(f"{label}.sum", MoeSum(routed, shared_out, part, rounded=world1))
     return s.reduce(f"{label}_out", part)
 
 
@@ -67,12 +73,27 @@ def expert_rows(
     return order, chunks
 
 
-def shared_expert(s: Scope, label: str, weights: str, x_q8: Ref, width: int) -> Ref:
-    """The expert that serves every row. [T, D] bf16, or this rank's part in f32."""
-    gate, up = (
-        s.linear(f"{label}.shared_{n}", x_q8, f"{weights}.{n}", width, "fp8") for n in ("w1", "w3")
-    )
-    z = s.out(f"{label}.shared_z", (width,))
-    s.b.add(f"{label}.shared_act", Swiglu(gate, up, z, s.model.swiglu_limit))
-    z_q8 = s.quant8(f"{label}.shared_z_q8", z)
-    return s.linear(f"{label}.shared_w2", z_q8, f"{weights}.w2", s.model.hidden, "fp8", s.partial)
+class SharedExpert:
+    """The expert that serves every row, each step of it beside what leads to the routed ones."""
+
+    def __init__(self, s: Scope, label: str, weights: str, x_q8: Ref, width: int) -> None:
+        """Append its first two products, beside the gate's."""
+        self._s, self._label, self._weights = s, label, weights
+        self._gate, self._up = (
+            s.linear(f"{label}.shared_{n}", x_q8, f"{weights}.{n}", width, "fp8", beside=True)
+            for n in ("w1", "w3")
+        )
+        self._z_q8 = s.out(f"{label}.shared_z_q8", (width,))
+
+    def activate(self) -> None:
+        """Append the activation, beside the gate's choice."""
+        op = Swiglu(self._gate, self._up, self._z_q8, self._s.model.swiglu_limit)
+        self._s.b.add(f"{self._label}.shared_act", op, beside=True)
+
+    def down(self) -> Ref:
+        """Append the last product, beside the routed experts' first: [T, D] bf16, or this rank's
+        part in f32.
+        """
+        s, name = self._s, f"{self._label}.shared_w2"
+        weight, size = f"{self._weights}.w2", s.model.hidden
+        return s.linear(name, self._z_q8, weight, size, "fp8", s.partial, beside=True)

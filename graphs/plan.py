@@ -196,11 +196,15 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operation at its place. `label` says where in the model; `lane` may run beside lane 0."""
+    """An operation at its place. `label` says where in the model.
+
+    `beside`: it may run at the same time as the node in front of it, and as all of those back to
+    the first that stands beside none.
+    """
 
     label: str
     op: Op
-    lane: int = 0
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -244,9 +248,10 @@ class Plan:
             out = ", ".join(str(r) for r in node.op.writes())
             inputs = ", ".join(r.name for r in node.op.reads() if r not in node.op.writes())
             constants = " ".join(f"{k}={v}" for k, v in node.op.constants if v is not None)
-            lane = f" lane={node.lane}" if node.lane else ""
+            beside = " beside" if node.beside else ""
             call = f"{type(node.op).__name__}({inputs})"
-            lines.append(f"{number:4d} {node.label:28s} {out} = {call} {constants}{lane}".rstrip())
+            line = f"{number:4d} {node.label:28s} {out} = {call} {constants}{beside}"
+            lines.append(line.rstrip())
         return "\n".join(lines) + "\n"
 
     def digest(self) -> str:
@@ -281,13 +286,14 @@ class PlanBuilder:
         """A buffer that the host reads or writes between steps."""
         return Ref(name, shape, dtype, Life.IO)
 
-    def add(self, label: str, op: Op, lane: int = 0) -> None:
-        """Append a node.
+    def add(self, label: str, op: Op, *, beside: bool = False) -> None:
+        """Append a node; `beside` as in `Node`.
 
         Raises:
             PlanError: it reads scratch that no earlier node wrote, writes scratch twice, writes a
             weight, or uses a
-                buffer under two shapes, dtypes or lifetimes.
+                buffer under two shapes, dtypes or lifetimes; or it stands beside a node that
+                writes what it touches, or reads what it writes.
         """
         for ref in op.reads():
             self._know(label, ref)
@@ -300,7 +306,10 @@ class PlanBuilder:
             if ref.life is Life.SCRATCH and ref.name in self._written:
                 raise PlanError(f"{label} writes {ref}, which an earlier node wrote already")
             self._written.add(ref.name)
-        self._nodes.append(Node(label, op, lane))
+        node = Node(label, op, beside)
+        if beside:
+            self._check_beside(node)
+        self._nodes.append(node)
 
     def build(self) -> Plan:
         """The finished plan.
@@ -318,6 +327,20 @@ class PlanBuilder:
             tuple(self._nodes),
             dict(self._buffers),
         )
+
+    def _check_beside(self, node: Node) -> None:
+        if not self._nodes:
+            raise PlanError(f"{node.label} stands first, beside no other node")
+        reads, writes = ({ref.name for ref in some()} for some in (node.op.reads, node.op.writes))
+        for other in reversed(self._nodes):
+            written = {ref.name for ref in other.op.writes()}
+            read = {ref.name for ref in other.op.reads()}
+            if clash := (written & (reads | writes)) | (read & writes):
+                raise PlanError(
+                    f"{node.label} cannot run beside {other.label}: both touch {min(clash)}"
+                )
+            if not other.beside:
+                break
 
     def _know(self, label: str, ref: Ref) -> None:
         known = self._buffers.setdefault(ref.name, ref)

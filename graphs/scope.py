@@ -44,20 +44,19 @@ class Scope:
         return self.b.scratch(label, (self.rows, *shape), dtype)
 
     def linear(
-        self, label: str, x: Ref, weight: str, size: int, form: str, dtype: str = "bf16"
-    ) -> Ref:
+        self, label: str, x: Ref, weight: str, size: int, form: str, dtype: str = "bf16",
+        *, beside: bool = False,
+    ) -> Ref:  # fmt: skip
         """y = x @ weight.T, [T, size]."""
         y = self.out(label, (size,), dtype)
         w = self.b.weight(weight, (size, x.shape[-1]), form)
-        self.b.add(label, Linear(x, w, y, rounded=dtype == "bf16"))
+        self.b.add(label, Linear(x, w, y, rounded=dtype == "bf16"), beside=beside)
         return y
 
-    def norm(self, label: str, x: Ref, weight: str) -> Ref:
-        """RMS norm over the last axis."""
-        y = self.out(label, x.shape[1:])
-        self.b.add(
-            label, RmsNorm(x, self.b.weight(weight, x.shape[-1:], "bf16"), y, self.model.norm_eps)
-        )
+    def norm(self, label: str, x: Ref, weight: str, *, q8: bool = False) -> Ref:
+        """RMS norm over the last axis, or its Q8 copy alone."""
+        y, w = self.out(label, x.shape[1:]), self.b.weight(weight, x.shape[-1:], "bf16")
+        self.b.add(label, RmsNorm(x, w, y, self.model.norm_eps, q8))
         return y
 
     def quant8(self, label: str, x: Ref) -> Ref:
@@ -94,14 +93,14 @@ class Streams:
     pre: Ref  # [T, C] f32
 
 
-def angles(s: Scope, label: str, table: str, offset: int = 0) -> Angles:
+def angles(s: Scope, label: str, table: str, offset: int = 0, *, beside: bool = False) -> Angles:
     """Angles of this step's positions (plus offset) under the frequency table `plain` or
     `compressed`.
     """
     half = s.model.rope_dim // 2
     cos, sin = s.out(f"{label}.cos", (half,), "f32"), s.out(f"{label}.sin", (half,), "f32")
     freq = s.b.weight(f"rope.{table}", (half,), "f32")
-    s.b.add(label, RopeTable(s.io.position, freq, cos, sin, offset))
+    s.b.add(label, RopeTable(s.io.position, freq, cos, sin, offset), beside=beside)
     return Angles(cos, sin)
 
 
@@ -113,3 +112,12 @@ def ring(s: Scope, name: str, shape: tuple[int, ...], dtype: str) -> Ref:
 def write_ring(s: Scope, label: str, value: Ref, ring: Ref) -> None:
     """This step's rows enter a ring, after everybody has read it."""
     s.b.add(label, RingWrite(value, ring, s.io.slot, s.io.position, s.io.row_start))
+
+
+def write_rings(
+    s: Scope, label: str, values: tuple[Ref, Ref], rings: tuple[Ref, Ref], *, beside: bool = False
+) -> None:
+    """The same for what has two parts."""
+    (value, second), (into, second_into), io = values, rings, s.io
+    op = RingWrite(value, into, io.slot, io.position, io.row_start, second, second_into)
+    s.b.add(label, op, beside=beside)

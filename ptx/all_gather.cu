@@ -1,8 +1,10 @@
 // y = all ranks' columns side by side, rank 0 first (graphs/ops/all_gather.py).
 // Shapes: x [T, N] f32, y [T, world*N] f32. Threads: four values each, going round (uf/exchange.cuh).
+#include <uf/early.cuh>
 #include <uf/exchange.cuh>
 
 extern "C" __global__ void __launch_bounds__(256, 1) uf_all_gather(const __grid_constant__ Args a) {
+    Turn turn;
     exchange(a.exchange, a.x, UF_SIZE(x), [&](i64 at, const Words(&parts)[MAX_WORLD]) {
         i64 row = at / a.x_1;
         int column = (int)(at - row * a.x_1);

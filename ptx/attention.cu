@@ -4,12 +4,14 @@
 // Threads: grid (T * SPLIT, H / HEADS): a cluster of SPLIT CTAs a row and HEADS heads.
 // Shared memory: `AttendShared`.
 #include <uf/attend.cuh>
+#include <uf/early.cuh>
 #include <uf/rows.cuh>
 
 extern __shared__ __align__(16) u8 work[];
 
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1)
     __launch_bounds__(UF_THREADS, UF_CTAS) uf_attention(const Args a) {
+    Turn turn;
     int t = blockIdx.x / SPLIT, h = blockIdx.y * HEADS, pairs = a.cos_1, position = a.position[t];
     int first = first_row(a.row_start, a.row_start_0 - 1, t), start = a.window_start[t];
     i64 slot = slot_of(a.slot, t, a.ring_codes_0);

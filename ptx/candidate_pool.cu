@@ -3,6 +3,7 @@
 // Threads: grid T * SELECT_CTAS, a cluster a row. The newest block counts as +inf.
 // Shared memory: the best score of each block of the CTA's part.
 #include <uf/cluster_topk.cuh>
+#include <uf/early.cuh>
 
 extern __shared__ __align__(16) float best[];
 
@@ -30,6 +31,7 @@ UF_DEVICE void find_best(const float* scores, Stretch part, int first, int n, in
 
 extern "C" __global__ void __cluster_dims__(SELECT_CTAS, 1, 1)
     __launch_bounds__(SELECT_THREADS) uf_candidate_pool(const Args a) {
+    Turn turn;
     __shared__ ClusterTopk s;
     int t = blockIdx.x / SELECT_CTAS, reach = (a.position[t] + 1) / a.ratio, size = a.block_size;
     int n = (reach + size - 1) / size;

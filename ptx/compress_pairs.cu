@@ -1,9 +1,11 @@
 // Two neighbouring tokens become one latent at odd positions, zeros at even ones (graphs/ops/compress_pairs.py).
 // Shapes: kv, gate [T, E] f32; kv_ring, gate_ring [slots, R, E] f32; slot, position [T]; row_start [S+1]; y [T, E] bf16.
 // Threads: a CTA a row.
+#include <uf/early.cuh>
 #include <uf/rows.cuh>
 
 extern "C" __global__ void uf_compress_pairs(const Args a) {
+    Turn turn;
     int t = blockIdx.x, dim = a.kv_1;
     i64 out = (i64)t * dim;
     if (a.position[t] % 2 == 0) {

@@ -3,12 +3,14 @@
 // slot, position [S*B]; y [S*B, H*E] bf16.
 // Threads: grid (S*B * SPLIT, H / HEADS): a cluster of SPLIT CTAs a row and HEADS heads. Shared memory: `AttendShared`.
 #include <uf/attend.cuh>
+#include <uf/early.cuh>
 #include <uf/rows.cuh>
 
 extern __shared__ __align__(16) u8 work[];
 
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1)
     __launch_bounds__(UF_THREADS, UF_CTAS) uf_draft_attention(const Args a) {
+    Turn turn;
     int t = blockIdx.x / SPLIT, h = blockIdx.y * HEADS, pairs = a.cos_1, start = t / a.block * a.block;
     int last = a.position[start] - 1;
     i64 slot = slot_of(a.slot, start, a.ring_codes_0);

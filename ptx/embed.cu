@@ -1,9 +1,10 @@
 // Token embeddings, copied into the residual streams (graphs/ops/embed.py).
 // Shapes: ids [T]; table [V, D] bf16; x [T, C, D] bf16; pre [T, C] f32. D is even.
 // Threads: grid (T, D / 512), two neighbouring elements a thread. Limited by writing x.
-#include <uf/types.cuh>
+#include <uf/early.cuh>
 
 extern "C" __global__ void uf_embed(const Args a) {
+    Turn turn;
     int t = blockIdx.x, i = blockIdx.y * blockDim.x + threadIdx.x, pairs = a.x_2 / 2;
     if (blockIdx.y == 0 && threadIdx.x < a.copies) a.pre[t * a.copies + threadIdx.x] = threadIdx.x == 0;
     if (i >= pairs) return;

@@ -2,9 +2,11 @@
 // Shapes: ids [T]; history [slots, R]; slot, position [T]; row_start [S+1]; token_map [V] i64; multipliers [orders+1];
 // primes, offsets [columns] i64; y [T, columns] i64.
 // Threads: a CTA a row, a thread a column. Exact 64-bit integers.
+#include <uf/early.cuh>
 #include <uf/rows.cuh>
 
 extern "C" __global__ void uf_engram_hash(const Args a) {
+    Turn turn;
     int t = blockIdx.x, column = threadIdx.x;
     if (column >= a.primes_0) return;
     int order = column / (a.primes_0 / (a.multipliers_0 - 1)) + 1;  // farthest distance that it looks back

@@ -1,9 +1,11 @@
 // Gated Engram values enter the residual streams (graphs/ops/engram_mix.py).
 // Shapes: x, y [T, C, D] bf16; kv [T, (C+1)*D] bf16; q_weight, k_weight [C, D] bf16; is_image [T].
 // Threads: grid (C, T), double sums.
+#include <uf/early.cuh>
 #include <uf/reduce.cuh>
 
 extern "C" __global__ void uf_engram_mix(const Args a) {
+    Turn turn;
     int c = blockIdx.x, t = blockIdx.y, copies = a.x_1, dim = a.x_2;
     const bf16* x = a.x + ((i64)t * copies + c) * dim;
     const bf16* key = a.kv + (i64)t * a.kv_1 + (i64)c * dim;

@@ -3,6 +3,7 @@
 // Threads: a CTA an expert, which counts all experts, then puts its own places behind those of the experts before it.
 // Shared memory: a counter an expert, dynamic.
 // Nothing is passed between CTAs: each reads all of ids, from the L2 cache.
+#include <uf/early.cuh>
 #include <uf/reduce.cuh>
 
 extern __shared__ int counts[];
@@ -11,6 +12,7 @@ extern __shared__ int counts[];
 UF_DEVICE int total(int x) { return (int)block_sum((double)x); }
 
 extern "C" __global__ void __launch_bounds__(512) uf_expert_rows(const Args a) {
+    Turn turn;
     __shared__ int found[16];  // places of this expert by warp
     int expert = blockIdx.x, pairs = a.order_0, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     for (int e = thread; e < a.experts; e += blockDim.x) counts[e] = 0;

@@ -4,12 +4,14 @@
 // Threads: grid, warps, shared memory and the order of sums: uf/experts.cuh, uf/experts_wide.cuh. A unit is 64 outputs,
 // two rows of tiles.
 // Limited by reading each chosen expert once (few rows), by the tensor cores (many).
+#include <uf/early.cuh>
 #include <uf/experts.cuh>
 #if UF_HAS_chunks
 #include <uf/experts_wide.cuh>
 #endif
 
 extern "C" __global__ void __launch_bounds__(UF_THREADS, UF_CTAS) uf_experts_down(const Args a) {
+    Turn turn;
     int blocks = a.z_2 / 32, dim = a.w2_1, tiles = (dim + 31) / 32, units = (tiles + 1) / 2;
     auto unit = [&](int expert, int at, int lane) {
         i64 first = (i64)expert * tiles, last = tiles - 1;

@@ -4,6 +4,7 @@
 // Threads: grid, warps, shared memory and the order of sums: uf/experts.cuh, uf/experts_wide.cuh. A unit is 32 gates
 // and their 32 ups.
 // Limited by reading each chosen expert once (few rows), by the tensor cores (many).
+#include <uf/early.cuh>
 #include <uf/experts.cuh>
 #if UF_HAS_chunks
 #include <uf/experts_wide.cuh>
@@ -11,6 +12,7 @@
 #include <uf/swiglu.cuh>
 
 extern "C" __global__ void __launch_bounds__(UF_THREADS, UF_CTAS) uf_experts_up(const Args a) {
+    Turn turn;
     int blocks = a.x_1 / 32, units = (a.w1_1 + 31) / 32, k = a.ids_1, width = a.w1_1;
     auto unit = [&](int expert, int at, int lane) {
         i64 tile = (i64)expert * units + at;

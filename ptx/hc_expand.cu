@@ -1,11 +1,13 @@
 // x'_j = bf16(post_j * out + sum_i comb_ij x_i), copies in order (graphs/ops/hc_expand.py).
 // Shapes: out [T, D] bf16; x, y [T, C, D] bf16; post [T, C] f32; comb [T, C, C] f32. D is even, C at most 4.
 // Threads: grid (T, D / 512), two neighbouring elements a thread. Limited by latency, with many rows by memory.
+#include <uf/early.cuh>
 #include <uf/vector.cuh>
 
 constexpr int COPIES = 4;
 
 extern "C" __global__ void uf_hc_expand(const Args a) {
+    Turn turn;
     int t = blockIdx.x, copies = a.x_1, dim = a.x_2, d = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
     if (d >= dim) return;
     const float* comb = a.comb + t * copies * copies;

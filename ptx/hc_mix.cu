@@ -9,6 +9,7 @@
 // that. Pairs of f32 cost less than doubles where those are slow.
 // Shared memory: the sums. Limited by reading fn, where rows are many by arithmetic.
 #include <uf/cluster.cuh>
+#include <uf/early.cuh>
 #include <uf/reduce.cuh>
 #include <uf/vector.cuh>
 
@@ -111,6 +112,7 @@ UF_DEVICE void coefficients(const Args& a, const Sums& sums, int r, int t, int l
 }
 
 extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, 1) uf_hc_mix(const Args a) {
+    Turn turn;
     __shared__ Sums sums;
     int first = blockIdx.x / CTAS * ROWS;
     cluster_barrier();  // the first CTA runs: its memory may be written

@@ -5,6 +5,7 @@
 // Shared memory: the rows' queries in the order of the tensor core's second operand, their weights, their runs.
 // Dots of FP4 values with neighbouring scales are exact in fp32; the sum over heads has one order whatever the rows.
 #include <uf/attend_mma.cuh>
+#include <uf/early.cuh>
 
 constexpr int SCORE_THREADS = 256, BLOCK = 256, DIM = UF_DIM, STEPS = DIM / 16, WORDS = DIM / 32;
 constexpr int HEADS = UF_HEADS, COLUMNS = UF_COLUMNS, ROWS = COLUMNS / HEADS;  // heads: a power of two, at least 2
@@ -123,6 +124,7 @@ UF_DEVICE void score(const ScoreShared& s, const u32 (&key)[2][STEPS][4], int un
 }
 
 extern "C" __global__ void __launch_bounds__(SCORE_THREADS, 2) uf_index_scores(const Args a) {
+    Turn turn;
     ScoreShared& s = *(ScoreShared*)work;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.y * ROWS, rows = min(ROWS, a.y_0 - first);
     float none = from_bits(0xFF800000u);

@@ -1,8 +1,9 @@
 // What io says of the last row of each sequence (graphs/ops/last_io.py).
 // Shapes: ids, slot, position [T]; row_start [S+1]; last_* [S], last_start [S+1]. Threads: one.
-#include <uf/types.cuh>
+#include <uf/early.cuh>
 
 extern "C" __global__ void uf_last_io(const Args a) {
+    Turn turn;
     a.last_start[0] = 0;
     for (int s = 0; s < a.last_ids_0; s++) {
         bool busy = a.row_start[s + 1] > a.row_start[s];

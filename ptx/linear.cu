@@ -6,9 +6,9 @@
 // Threads, few rows: a CTA takes M_TILES tiles of 16 columns at a time and 8 N_TILES rows. Many: 128 columns x 128 rows.
 // Shared memory: operands under way. Few rows: each lane copies what it reads itself, so that no barrier is needed.
 // Limited by reading w (few rows), by the tensor cores (many).
+#include <uf/early.cuh>
 #include <uf/mma.cuh>
 
-UF_STARTS_EARLY
 constexpr int THREADS = UF_THREADS, PARTS = UF_PARTS;
 constexpr int PIECES = UF_SCALED_w ? 1 : 2;  // of 16 bytes that a lane has of a tile of w
 constexpr int M_TILES = UF_M_TILES, N_TILES = UF_N_TILES, UNROLL = UF_UNROLL, DEPTH = UF_DEPTH, AHEAD = UF_AHEAD;
@@ -174,8 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a)
     source.enter(a, s, p, lane);
     Source ahead = source;  // what no earlier kernel writes
     for (int i = 0; i < AHEAD; i++) ahead.copy(a, s, p, lane, ring + i * UNROLL * BLOCK, true, false);
-    earlier_kernels_done();
-    next_kernel_may_start();
+    Turn turn;
     for (int i = 0; i < DEPTH - 1; i++) {
         source.copy(a, s, p, lane, ring + i * UNROLL * BLOCK, i >= AHEAD, true);
         close_group();
@@ -286,8 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) uf_linear(const Args a)
     const uint4* x = shared + W_STAGE + (rows + lane / 4) * 8;
     int swap = lane / 4 % 2 * 4;
 
-    earlier_kernels_done();
-    next_kernel_may_start();
+    Turn turn;
     Source source(a, s, p);
     for (int i = 0; i < DEPTH - 1; i++) source.copy(s, 2 * i, shared + i * STAGE);
     float sum[2][8][4] = {}, total[2][8][4];

@@ -1,9 +1,10 @@
 // What a slot's next step begins with (graphs/ops/next_rows.py).
 // Shapes: token, accepted, step [S]; drafts [S, B] or absent; slot, position [T]; row_start [S+1];
 // next_ids [slots, 1+B]; next_at [slots, 2]. Threads: a CTA a sequence, a thread an id.
-#include <uf/types.cuh>
+#include <uf/early.cuh>
 
 extern "C" __global__ void uf_next_rows(const Args a) {
+    Turn turn;
     int s = blockIdx.x, first = a.row_start[s];
     if (a.row_start[s + 1] == first) return;
     int slot = a.slot[first];

@@ -1,13 +1,13 @@
 // Q8 in groups of 32 along the last axis, as the exact bf16 values code * scale (graphs/ops/quant8.py).
 // Shapes: x, y [.., K] bf16, K a multiple of 32.
-// Threads: a warp a group, a lane an element.
-#include <uf/reduce.cuh>
+// Threads: two neighbouring elements a thread. Limited by latency.
+#include <uf/early.cuh>
+#include <uf/q8.cuh>
 
 extern "C" __global__ void uf_quant8(const Args a) {
-    i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= UF_SIZE(y)) return;  // whole warps: the size is a multiple of 32
-    float x = load(a.x, i);
-    u32 scale = q8_scale(warp_max(fabsf(x)));
-    float q = e4m3_value(e4m3_code(x * from_bits((254u - scale) << 23)));
-    store(a.y, i, q * from_bits(scale << 23));
+    Turn turn;
+    i64 i = 2 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
+    bool real = i < UF_SIZE(y);  // for all lanes of a group, or none
+    float2 y = fake_q8(real ? load2(a.x, i) : make_float2(0.0f, 0.0f));
+    if (real) store2(a.y, i, y);
 }

@@ -3,9 +3,11 @@
 // y [T, k] ascending, then -1.
 // Threads: grid T * SELECT_CTAS, a cluster a row.
 #include <uf/cluster_topk.cuh>
+#include <uf/early.cuh>
 
 extern "C" __global__ void __cluster_dims__(SELECT_CTAS, 1, 1)
     __launch_bounds__(SELECT_THREADS) uf_select_topk(const Args a) {
+    Turn turn;
     __shared__ ClusterTopk s;
     int t = blockIdx.x / SELECT_CTAS, reach = (a.position[t] + 1) / a.ratio;
     const float* scores = a.scores + (i64)t * a.scores_1;

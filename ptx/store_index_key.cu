@@ -1,10 +1,12 @@
 // A finished group's index key: rotated, then QMX4 (graphs/ops/store_index_key.py).
 // Shapes: key [T, I] bf16; cos, sin [T, P]; slot, position [T]; codes [slots, entries, I/2]; scales [slots, entries, I/32].
 // Threads: a CTA a row, a warp a group of 32.
+#include <uf/early.cuh>
 #include <uf/reduce.cuh>
 #include <uf/rope.cuh>
 
 extern "C" __global__ void uf_store_index_key(const Args a) {
+    Turn turn;
     int t = blockIdx.x, dim = a.key_1, pairs = a.cos_1;
     if (a.slot[t] < 0 || (a.position[t] + 1) % a.ratio) return;
     i64 entry = (i64)a.slot[t] * a.codes_1 + a.position[t] / a.ratio;

@@ -1,10 +1,12 @@
 // A finished group's latent becomes an entry: rotated, then QNV4 (graphs/ops/store_main_kv.py).
 // Shapes: latent [T, E] bf16; cos, sin [T, P]; slot, position [T]; codes [slots, entries, E/2]; scales [slots, entries, E/16].
 // Threads: a CTA a row, a half warp a group of 16.
+#include <uf/early.cuh>
 #include <uf/reduce.cuh>
 #include <uf/rope.cuh>
 
 extern "C" __global__ void uf_store_main_kv(const Args a) {
+    Turn turn;
     int t = blockIdx.x, dim = a.latent_1, pairs = a.cos_1;
     if (a.slot[t] < 0 || (a.position[t] + 1) % a.ratio) return;
     i64 entry = (i64)a.slot[t] * a.codes_1 + a.position[t] / a.ratio;

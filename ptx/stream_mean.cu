@@ -1,9 +1,11 @@
 // Mean of the residual copies behind the means of earlier target layers (graphs/ops/stream_mean.py).
 // Shapes: x [T, C, D] bf16; before [T, n*D] bf16 or absent; y [T, (n+1)*D] bf16. D is even.
 // Threads: grid (T, (n+1) * D / 512), two neighbouring elements a thread.
+#include <uf/early.cuh>
 #include <uf/vector.cuh>
 
 extern "C" __global__ void uf_stream_mean(const Args a) {
+    Turn turn;
     int t = blockIdx.x, copies = a.x_1, dim = a.x_2, width = a.y_1 - dim;
     int i = 2 * (blockIdx.y * blockDim.x + threadIdx.x), d = i - width;
     if (i >= a.y_1) return;

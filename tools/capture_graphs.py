@@ -122,7 +122,7 @@ def compile_all(
     """
     from ultraflash.runtime.gpu.nvrtc import Unit
 
-    ops = {Unit.of(op): op for op in _ops(plans)}
+    ops = {Unit.of_node(node): node.op for plan in plans for node in plan.nodes}
     wanted = [(unit, arch) for unit in ops for arch in archs]
     started = time.perf_counter()
     done = list(_compiled(wanted, cache, options.threads))
@@ -139,10 +139,6 @@ def compile_all(
         f"{cache / 'cubin'}, in {made - started:.1f} s with {options.threads} threads; {warm}"
     )
     return done
-
-
-def _ops(plans: Iterable[Plan]) -> Iterator[Op]:
-    return (node.op for plan in plans for node in plan.nodes)
 
 
 def _compiled(wanted: Sequence[tuple[Unit, str]], cache: Path, threads: int) -> Iterator[Compiled]:
@@ -193,10 +189,12 @@ def _kernel_table(ops: dict[Unit, Op], done: Sequence[Compiled], archs: Sequence
     for unit in sorted(ops, key=lambda unit: unit.stem):
         items = [found[unit, arch] for arch in archs]
         kernels = [item.kernel for item in items]
+        others = [op for other, op in ops.items() if other.stem == unit.stem]
+        variant = [_difference(ops[unit], others), "beside" * unit.beside]
         seconds = sum(item.seconds for item in items if not item.kernel.cached)
         table.add_row(
             unit.stem,
-            _difference(ops[unit], [op for other, op in ops.items() if other.stem == unit.stem]),
+            ", ".join(filter(None, variant)),
             _cell(kernel.registers for kernel in kernels),
             _cell(kernel.shared_bytes for kernel in kernels),
             _cell(kernel.stack_bytes for kernel in kernels),

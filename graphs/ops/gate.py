@@ -30,6 +30,9 @@ def route(
     return ids.astype(np.int32), weight * np.float32(scale)
 
 
+_MOST = 512  # experts; ptx/gate.cu has the same
+
+
 @dataclass(frozen=True)
 class Gate(Op):
     """Top-k of sqrt(softplus(logits)) + bias; weights from the unbiased scores, renormalised, times
@@ -62,4 +65,5 @@ class Gate(Op):
     def geometry(self) -> Geometry:
         """A CTA a row; two values an expert and one a choice in shared memory."""
         rows, experts = self.logits.shape
+        assert experts <= _MOST, f"{self.logits} has more experts than a warp keeps in registers"
         return Geometry(rows, threads=128, shared=8 * experts + 4 * self.k)

@@ -26,5 +26,5 @@ class Quant8(Op):
         return fake_q8(x)
 
     def geometry(self) -> Geometry:
-        """A thread an element."""
-        return Geometry(-(-prod(self.x.shape) // 256))
+        """A thread for every two elements."""
+        return Geometry(-(-prod(self.x.shape) // 512))

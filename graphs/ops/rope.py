@@ -49,5 +49,6 @@ class Rope(Op):
         return rotate(x.reshape(len(x), heads, -1), cos, sin)
 
     def geometry(self) -> Geometry:
-        """A CTA a head."""
-        return Geometry(self.y.shape[0], self.heads, threads=128)
+        """Rows, and a thread for every two elements of one."""
+        rows, heads, dim = self.y.shape
+        return Geometry(rows, -(-heads * dim // 512))

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from ultraflash.graphs.numerics import F32, silu, to_bf16
+from ultraflash.graphs.numerics import F32, fake_q8, silu, to_bf16
 from ultraflash.graphs.plan import Geometry, Op, Ref
 
 
@@ -19,10 +19,10 @@ def swiglu(gate: F32, up: F32, limit: float) -> F32:
 
 @dataclass(frozen=True)
 class Swiglu(Op):
-    """The shared expert's activation: no routing weight.
+    """The shared expert's activation, rounded to bf16, then Q8: no routing weight.
 
     Shapes:
-        gate, up, y: [T, F] bf16.
+        gate, up, y: [T, F] bf16, F a multiple of 32.
     """
 
     gate: Ref
@@ -32,9 +32,9 @@ class Swiglu(Op):
 
     @staticmethod
     def reference(gate: F32, up: F32, limit: float) -> F32:
-        """float32 inside, rounded to bf16 once."""
-        return to_bf16(swiglu(gate, up, limit))
+        """float32 inside."""
+        return fake_q8(to_bf16(swiglu(gate, up, limit)))
 
     def geometry(self) -> Geometry:
-        """A thread an element."""
-        return Geometry(-(-prod(self.y.shape) // 256))
+        """A thread for every two elements."""
+        return Geometry(-(-prod(self.y.shape) // 512))

@@ -7,9 +7,8 @@
 // the next stage, round and round; the first piece takes stage `stage`.
 //
 // Why no word is overwritten before it was taken, and none is taken twice:
-//  1. All ranks run the same exchanges in the same order, one after the other: a kernel starts when the one before it
-//     on its rank has ended, with all its writes in the memory of that GPU (stream order; a kernel between two exchanges
-//     that starts early still waits for this before it ends). Consecutive pieces use
+//  1. All ranks run the same exchanges in the same order, one after the other: a kernel begins its work when all before
+//     it on its rank have ended, with their writes in the memory of that GPU (uf/early.cuh). Consecutive pieces use
 //     consecutive stages, also across kernels of a graph. Between launches of graphs, all ranks have ended.
 //  2. A thread takes the same words that it sends, and sends piece p + 1 after it took piece p from every rank. So
 //     when rank A sends piece p + 1 of a message, the same thread of rank B has sent piece p, hence emptied p - 1
@@ -22,6 +21,8 @@
 //     Between the two of a pair there is no fence: the second takes a stage that was emptied before that fence, too.
 //  4. All CTAs of all ranks wait for each other: their number fits a GPU at once (graphs/exchange.py).
 //  5. Words of 4 bytes arrive whole; 16 bytes are four such words, each with its own flag.
+//  6. The kernel behind an exchange may start early, for all CTAs of the exchange run by then. Not where ranks share a GPU
+//     (group.py): its waiting CTAs could take the room that another rank needs to get as far as its exchange.
 // A rank that does not come within some ten seconds is an error (a trap) and no hang.
 #include <uf/clock.cuh>
 

@@ -21,13 +21,6 @@ template <int PENDING> UF_DEVICE void copies_arrived() {
     asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
 
-// A source with this line says that its kernel may start before those in front of it are done (driver.Function.early):
-// it must wait for them, and for what they wrote, before it reads or writes anything but weights.
-#define UF_STARTS_EARLY extern "C" { __device__ int uf_starts_early; }
-UF_DEVICE void earlier_kernels_done() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// Lets the next kernel start as far as it can without this one's results.
-UF_DEVICE void next_kernel_may_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 UF_DEVICE u32 times_bf16x2(u32 a, u32 b) {  // exact where the result has a bf16; subnormal operands count
     u32 y;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));

@@ -38,3 +38,8 @@ UF_DEVICE float block_max(float x) {
     x = lane < warps ? part[lane] : from_bits(0xFF800000u);
     return warp_max(x);
 }
+
+// 1 / sqrt(squares / size + eps), of a sum of squares.
+UF_DEVICE float inverse_root(double squares, int size, float eps) {
+    return __fdiv_rn(1.0f, __fsqrt_rn((float)(squares / (double)size) + eps));
+}

@@ -9,3 +9,8 @@ UF_DEVICE float rotated(const bf16* x, int d, int dim, const float* cos, const f
     float even = load(x, d - (r & 1)), odd = load(x, d - (r & 1) + 1);
     return bf16_round(r & 1 ? even * s + odd * c : even * c - odd * s);
 }
+
+// Elements 2j and 2j + 1 turned by their angle.
+UF_DEVICE float2 turned(float2 x, float c, float s) {
+    return make_float2(bf16_round(x.x * c - x.y * s), bf16_round(x.x * s + x.y * c));
+}

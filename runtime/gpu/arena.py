@@ -1,7 +1,7 @@
 """Scratch memory of a plan: buffers share one slab, each where its lifetime allows.
 
-A buffer lives from the node that writes it to the last one that reads it. Placement is first fit by
-order of first use; `report` says what lies where.
+A buffer lives from the node that writes it to the last one that reads it, and longer by the nodes
+that run beside either. Placement is first fit by order of first use; `report` says what lies where.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class Place:
-    """Where a scratch buffer lies, and the nodes between which it must not be overwritten."""
+    """Where a scratch buffer lies, and the nodes between which it must not be overwritten; a node
+    and those beside it count as one.
+    """
 
     name: str
     offset: int
@@ -35,7 +37,9 @@ class Arena:
     def of(cls, plan: Plan, *, keep_all: bool = False) -> Arena:
         """Lay a plan's scratch out; with `keep_all` nothing is shared, so that all can be read."""
         spans: dict[str, list[int]] = {}
-        for number, node in enumerate(plan.nodes):
+        number = -1  # nodes that run side by side have one
+        for node in plan.nodes:
+            number += not node.beside
             for _, ref in node.op.refs:
                 if ref.life is Life.SCRATCH:
                     spans.setdefault(ref.name, [number, number])[1] = number

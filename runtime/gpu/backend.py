@@ -47,18 +47,20 @@ class CudaBackend:
     def __init__(
         self, device: Device, weights: DeviceWeights, cache_dir: Path, *, eager: bool = False,
         check: bool = False, keep_scratch: bool = False, exchange: Exchange | None = None,
+        overlap: bool = True,
     ) -> None:  # fmt: skip
         """Nothing is compiled yet.
 
         `exchange`: how this rank reaches the others of its world; the weights are its part.
 
         `eager` launches node by node instead of replaying graphs; `check` also waits and looks for
-        NaN after each node; `keep_scratch` lets every buffer be read after a step.
+        NaN after each node; `keep_scratch` lets every buffer be read after a step; `overlap` is
+        that of `Stream`.
         """
         self.device, self._weights, self._cache_dir = device, weights, cache_dir
         self.eager, self.check, self.keep_scratch = eager or check, check, keep_scratch
         self.exchange = exchange
-        self.stream = Stream()
+        self.stream = Stream(overlap=overlap)
         self._state: dict[str, tuple[Ref, Address]] = {}
         self._row_bytes: dict[str, int] = {}  # of a state buffer's row
         self._functions: dict[Unit, Function] = {}
@@ -134,7 +136,7 @@ class CudaBackend:
             raise DeviceError(
                 f"plan {plan.name} is for world {plan.world}, this backend has {self.world} ranks"
             )
-        units = {node: Unit.of(node.op) for node in plan.nodes}
+        units = {node: Unit.of_node(node) for node in plan.nodes}
         copy = Unit.of(CopyWords.of(0))
         self._load((*units.values(), copy))
         _ = self._copies  # its memory, too, is taken before the first step

@@ -240,7 +240,7 @@ class Function:
         self.handle = check(
             cu.cuModuleGetFunction(self._module, entry.encode()), f"finding {entry}"
         )
-        # The source says so itself (ptx/uf/mma.cuh), for it has to do the waiting. Asking the
+        # The source says so itself (ptx/uf/early.cuh), for it has to do the waiting. Asking the
         # driver for a symbol that most modules lack is an error to whoever watches its calls.
         self.early = b"\0uf_starts_early\0" in cubin
         self._shared = 0
@@ -257,8 +257,12 @@ class Function:
 class Stream:
     """A queue of work on the device."""
 
-    def __init__(self) -> None:
-        """Make one that does not wait for the default stream."""
+    def __init__(self, *, overlap: bool = True) -> None:
+        """Make one that does not wait for the default stream.
+
+        `overlap`: kernels that can start before those in front of them are done, do.
+        """
+        self._overlap = overlap
         flag = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         self.handle = check(cu.cuStreamCreate(flag), "making a stream")
         # perf_counter_ns of the latest graph: queued, and seen to be done. What lies between an end
@@ -275,7 +279,7 @@ class Stream:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes, config.hStream = shared, self.handle
-        if f.early:
+        if f.early and self._overlap:
             attribute = cu.CUlaunchAttribute()
             attribute.id = (
                 cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

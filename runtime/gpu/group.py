@@ -83,12 +83,16 @@ class GroupBackend:
                 if peer.ordinal != device.ordinal:
                     device.reach(peer)
             inboxes.append(inbox(len(devices)))
+        # A kernel that waits behind an exchange must not stand in another rank's way to its own.
+        alone = len({device.ordinal for device in devices}) == len(devices)
         ranks = []
         for device, held, exchange in zip(
             devices, weights, Exchange.between(tuple(inboxes)), strict=True
         ):
             device.enter()
-            ranks.append(CudaBackend(device, held, cache_dir, exchange=exchange, **options))
+            ranks.append(
+                CudaBackend(device, held, cache_dir, exchange=exchange, overlap=alone, **options)
+            )
         devices[0].enter()
         return cls(ranks)
 

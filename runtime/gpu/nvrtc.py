@@ -19,13 +19,14 @@ from blake3 import blake3
 from cuda.bindings import nvrtc
 
 from ultraflash import ptx
-from ultraflash.graphs.plan import Op
+from ultraflash.graphs.plan import Node, Op
 from ultraflash.runtime.errors import CompileError, ConfigError
 from ultraflash.runtime.gpu.args import struct_text
 
 # Products and sums are fused only where the source says so: the references do not fuse them.
 _OPTIONS = ("--std=c++17", "--fmad=false", "-default-device", "--ptxas-options=-v", "-lineinfo")
 _HASH_BYTES = 32
+_BESIDE = "#define UF_BESIDE 1\n"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,16 @@ class Unit:
     def of(cls, op: Op) -> Unit:
         """The kernel of an operation: types and variant are compiled in, the rest is arguments."""
         return cls(op.stem(), struct_text(op))
+
+    @classmethod
+    def of_node(cls, node: Node) -> Unit:
+        """The same; a kernel that may run beside another waits elsewhere (ptx/uf/early.cuh)."""
+        return cls(node.op.stem(), _BESIDE * node.beside + struct_text(node.op))
+
+    @property
+    def beside(self) -> bool:
+        """Whether it may run beside another."""
+        return self.declaration.startswith(_BESIDE)
 
     @property
     def entry(self) -> str:

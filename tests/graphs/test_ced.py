@@ -234,7 +234,7 @@ def test_what_is_carried_into_the_replay(mode: str) -> None:
     names = {f"replay.L{before}.X", f"replay.L{before}.ffn.pre"}
     if mode == "ced21":
         names |= {"replay.L20.attn.sel", "replay.L20.attn.pool"}
-    written = [op.ring.name for _, op in found(encode, RingWrite) if isinstance(op, RingWrite)]
+    written = [ring.name for _, op in found(encode, RingWrite) for ring in op.writes()]
     assert {n for n in written if n.startswith("replay.")} == names
     read = [op for _, op in found(replay, RingRead) if isinstance(op, RingRead)]
     assert {op.ring.name for op in read} == names

@@ -107,8 +107,9 @@ def test_taps_of_the_release() -> None:
 @every_block
 def test_context_rows_are_written_once_before_any_block_reads_them(block: int) -> None:
     plan = release(block)
-    writes = {n.op.ring.name: i for i, n in enumerate(plan.nodes) if isinstance(n.op, RingWrite)}
-    assert len(writes) == sum(isinstance(n.op, RingWrite) for n in plan.nodes)
+    writers = [(i, n.op) for i, n in enumerate(plan.nodes) if isinstance(n.op, RingWrite)]
+    writes = {ring.name: i for i, op in writers for ring in op.writes()}
+    assert len(writes) == sum(len(op.writes()) for _, op in writers)
     rings = {r.name for r in plan.of_life(Life.STATE) if r.name.startswith("draft.stage")}
     assert len(rings) == 6
     assert rings <= writes.keys()

@@ -42,7 +42,8 @@ class Split(Op):
 
 
 IN, W, RING = io("io.in", 2), weight("w", 2, dtype="i32"), state("ring", 4, 8)
-A, B, C = (scratch(n, 2, dtype="i32") for n in "abc")
+A, B, C, D, E = (scratch(n, 2, dtype="i32") for n in "abcde")
+A_IO, W_STATE = io("io.rows", 2), state("kept", 4, 8)
 
 
 def builder(*ops: Op) -> PlanBuilder:
@@ -128,14 +129,49 @@ def test_a_plan_does_not_change_with_its_builder() -> None:
     assert "b" not in plan.buffers
 
 
+# --- nodes beside others ---
+
+
+def test_what_may_stand_beside() -> None:
+    b = builder(Copy(IN, A), Copy(A, B))
+    b.add("n2", Copy(A, C), beside=True)
+    b.add("n3", Store(A, RING), beside=True)  # beside both
+    assert [node.beside for node in b.build().nodes] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("op", "touched"),
+    [(Copy(B, E), "b"), (Store(C, W_STATE), "c"), (Store(A, RING), "ring")],
+    ids=["reads what it writes", "reads what one beside it writes", "writes the same"],
+)
+def test_what_may_not_stand_beside(op: Op, touched: str) -> None:
+    b = builder(Copy(IN, A))
+    b.add("first", Split(A, B, D))
+    b.add("other", Copy(A, C), beside=True)
+    b.add("more", Store(A, RING), beside=True)
+    with pytest.raises(PlanError, match=rf"^last cannot run beside .*: both touch {touched}$"):
+        b.add("last", op, beside=True)
+
+
+def test_writing_what_the_node_in_front_reads() -> None:
+    b = builder(Store(A_IO, RING), Copy(RING, A))
+    with pytest.raises(PlanError, match=r"^last cannot run beside n1: both touch ring$"):
+        b.add("last", Store(A_IO, RING), beside=True)
+
+
+def test_nothing_stands_beside_nothing() -> None:
+    with pytest.raises(PlanError, match=r"^n0 stands first"):
+        PlanBuilder("toy", 2, 1).add("n0", Copy(IN, A), beside=True)
+
+
 # --- text and digest ---
 
 
 def toy() -> Plan:
     b = PlanBuilder("toy", rows=2, sequences=1, world=4)
     b.add("first", Copy(IN, A, times=3))
-    b.add("second", Split(A, B, C), lane=1)
-    b.add("third", Store(B, RING))
+    b.add("second", Split(A, B, C))
+    b.add("third", Store(A, RING), beside=True)
     return b.build()
 
 
@@ -143,8 +179,8 @@ def test_text_is_one_readable_line_a_node() -> None:
     assert toy().text() == (
         "plan toy rows=2 sequences=1 world=4\n"
         "   0 first                        a[2]:i32 = Copy(io.in) times=3\n"
-        "   1 second                       b[2]:i32, c[2]:i32 = Split(a)  lane=1\n"
-        "   2 third                        ring[4,8]:u8 = Store(b)\n"
+        "   1 second                       b[2]:i32, c[2]:i32 = Split(a)\n"
+        "   2 third                        ring[4,8]:u8 = Store(a)  beside\n"
     )
 
 
@@ -168,13 +204,24 @@ CHANGES: dict[str, Callable[[], PlanBuilder]] = {
     "shape_of_an_output": lambda: builder(Copy(IN, replace(A, shape=(2, 1)))),
     "one_more_node": lambda: builder(Copy(IN, A), Copy(IN, B)),
     "another_op": lambda: builder(Split(IN, A, B)),
-    "lane": lambda: _first(PlanBuilder("toy", 2, 1), lane=1),
+    "beside": lambda: _second(beside=True),
+    "not_beside": lambda: _second(beside=False),
 }
 
 
-def _first(b: PlanBuilder, label: str = "n0", lane: int = 0) -> PlanBuilder:
-    b.add(label, Copy(IN, A), lane)
+def _first(b: PlanBuilder, label: str = "n0") -> PlanBuilder:
+    b.add(label, Copy(IN, A))
     return b
+
+
+def _second(*, beside: bool) -> PlanBuilder:
+    b = builder(Copy(IN, A))
+    b.add("n1", Copy(IN, B), beside=beside)
+    return b
+
+
+def test_beside_or_behind_makes_two_digests() -> None:
+    assert _second(beside=True).build().digest() != _second(beside=False).build().digest()
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())

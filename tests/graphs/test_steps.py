@@ -24,6 +24,7 @@ from ultraflash.graphs.ops.engram_hash import EngramHash
 from ultraflash.graphs.ops.engram_mix import EngramMix
 from ultraflash.graphs.ops.hc_collapse import HcCollapse
 from ultraflash.graphs.ops.hc_expand import HcExpand
+from ultraflash.graphs.ops.hc_in import HcIn
 from ultraflash.graphs.ops.hc_mix import HcMix
 from ultraflash.graphs.ops.index_scores import IndexScores
 from ultraflash.graphs.ops.ring_write import RingWrite
@@ -153,14 +154,14 @@ def test_input_weights_are_one_sublayer_late(plan: Plan) -> None:
     for layer in range(layers):
         if engram := found(plan, EngramMix, layer):
             assert engram[0].x == x
-            x = engram[0].y  # after `pre` was computed, before the mix
-        for collapse, mix, expand in zip(
-            *(found(plan, kind, layer) for kind in (HcCollapse, HcMix, HcExpand)), strict=True
+            x = engram[0].y  # after `pre` was computed, before they are mixed
+        for taken, mix, expand in zip(
+            *(found(plan, kind, layer) for kind in (HcIn, HcMix, HcExpand)), strict=True
         ):
-            assert isinstance(collapse, HcCollapse)
+            assert isinstance(taken, HcIn)
             assert isinstance(mix, HcMix)
             assert isinstance(expand, HcExpand)
-            assert (collapse.x, collapse.pre) == (x, pre)
+            assert (taken.x, taken.pre) == (x, pre)
             assert mix.x == expand.x == x
             assert (expand.post, expand.comb) == (mix.post, mix.comb)
             pre, x = mix.pre, expand.y
@@ -177,7 +178,8 @@ def test_input_weights_are_one_sublayer_late(plan: Plan) -> None:
 @pytest.mark.parametrize("kind", ["decode", "prefill"])
 def test_rings_are_written_once_behind_their_last_reader(kind: str) -> None:
     plan = tiny(kind)
-    at = [(n.op.ring.name, i) for i, n in enumerate(plan.nodes) if isinstance(n.op, RingWrite)]
+    writers = [(i, n.op) for i, n in enumerate(plan.nodes) if isinstance(n.op, RingWrite)]
+    at = [(ring.name, i) for i, op in writers for ring in op.writes()]
     written = dict(at)
     assert len(written) == len(at)
     names = [ref.name for ref in plan.of_life(Life.STATE)]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helpers.compare import assert_same_bits, assert_within
-from ultraflash.graphs.numerics import E8M0, q8_decode, qnv4_decode, sigmoid, to_bf16
+from ultraflash.graphs.numerics import E8M0, fake_q8, q8_decode, qnv4_decode, sigmoid, to_bf16
 from ultraflash.graphs.ops.index_scores import IndexScores
 
 Array = npt.NDArray[Any]
@@ -84,11 +84,19 @@ def assert_close(got: Array, want: Array, slack: npt.ArrayLike, share: float) ->
 
 
 def _rms_norm(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
-    assert_close(got["y"], want["y"], 0, 0.001)
+    if op.q8:  # a unit is a step of Q8: norms that are a bit off would show, they are not
+        assert_same_bits(got["y"], want["y"])
+    else:
+        assert_close(got["y"], want["y"], 0, 0.001)
 
 
 def _swiglu(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
-    assert_close(got["y"], want["y"], 0, 0.005)
+    """bf16 values of which a few are a unit off, then Q8: a step of E4M3, or twice the scale."""
+    y, exact = got["y"], want["y"]
+    peak = np.abs(exact.reshape(-1, 32)).max(axis=1).repeat(32).reshape(exact.shape)
+    assert_within(y, exact, 2.0**-2 * np.abs(exact) + 2.0**-9 * peak)
+    differ = float((y != exact).mean())
+    assert differ <= max(0.005, 40 / y.size), f"{differ:.2%} differ, 0.5% may"
 
 
 def _rope_table(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
@@ -128,6 +136,11 @@ def _gate(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None
     assert clear.sum() >= len(clear) - 1, "inputs with clear choices are needed"
     assert_same_bits(got["ids"][clear], want["ids"][clear])
     assert_within(got["weight"][clear], want["weight"][clear], 4e-6 * want["weight"][clear])
+
+
+def _hc_in(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
+    assert_close(got["y"], want["y"], 0, 0.001)
+    assert_same_bits(got["y_q8"], fake_q8(got["y"]))
 
 
 def _hc_mix(op: Any, made: Inputs, some: Any, got: Outputs, want: Outputs) -> None:
@@ -209,6 +222,7 @@ _CHECKS: dict[str, Callable[[Any, Inputs, Any, Outputs, Outputs], None]] = {
     "Confidence": _confidence,
     "EngramMix": _engram_mix,
     "Gate": _gate,
+    "HcIn": _hc_in,
     "HcMix": _hc_mix,
     "IndexScores": _index_scores,
     "Attention": _attention,

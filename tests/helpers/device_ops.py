@@ -346,7 +346,7 @@ def reference(op: Op, made: Inputs, some: Sample) -> Outputs:
             if isinstance(value, Stored):
                 columns = some.columns if value.dtype != "rows8" else None
                 value = reference_form(op, f.name, value, columns)
-        if f.name in op.UPDATES:
+        if f.name in op.UPDATES and value is not None:
             value = updated[f.name] = value.copy()
         arguments.append(value)
     result = type(op).reference(*arguments)  # type: ignore[attr-defined]

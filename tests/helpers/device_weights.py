@@ -142,6 +142,7 @@ def _plain_weight(rng: np.random.Generator, op: Op, field: str, ref: Ref) -> Arr
     if field == "freq":
         return (10000.0 ** -(np.arange(shape[0]) / shape[0])).astype(np.float32)
     wide = {"RmsNorm.weight": (1, 0.3), "HcMix.scale": (0.8, 0.3), "HcMix.base": (0, 1)}
+    wide |= {"HcIn.weight": (1, 0.3), "WindowKv.weight": (1, 0.3)}
     wide |= {"Gate.bias": (0, 0.1), "Gate.bias_image": (0, 0.1)}
     wide |= {"EngramMix.q_weight": (0, 1), "EngramMix.k_weight": (0, 1)}
     middle, spread = wide.get(name, (0, 2 if field == "sink" else shape[-1] ** -0.5))

@@ -47,18 +47,33 @@ def test_row_by_row_gives_the_same_ring(rng: np.random.Generator, layout: Layout
     assert_same_bits(single, whole)
 
 
+def test_a_second_part_goes_the_same_way(rng: np.random.Generator) -> None:
+    layout = LAYOUTS[-1]
+    values = [rng.normal(size=(SLOTS, POSITIONS, n)).astype(np.float32) for n in (4, 2)]
+    both, alone = ([np.zeros((SLOTS, RING, n), np.float32) for n in (4, 2)] for _ in range(2))
+    value, second = map(layout.of, values)
+    where = layout.slot, layout.position, layout.row_start
+    RingWrite.reference(value, both[0], *where, second, both[1])
+    RingWrite.reference(value, alone[0], *where)
+    RingWrite.reference(second, alone[1], *where)
+    for got, want in zip(both, alone, strict=True):
+        assert_same_bits(got, want)
+
+
 OP = RingWrite(
     scratch("v", 6, 512, dtype="u8"),
     state("ring", 3, 256, 512),
     io("s", 6),
     io("p", 6),
     io("r", 3),
+    scratch("v2", 6, 16, dtype="u8"),
+    state("ring2", 3, 256, 16),
 )
 
 
 def test_launch() -> None:
-    assert_launch(OP, "ring_write", ("v", "ring", "s", "p", "r"))
+    assert_launch(OP, "ring_write", ("v", "ring", "s", "p", "r", "v2", "ring2"))
 
 
 def test_cost_is_the_rows_in_and_out() -> None:
-    assert_cost(OP, 2 * 6 * 512 + 4 * (6 + 6 + 3))
+    assert_cost(OP, 2 * 6 * (512 + 16) + 4 * (6 + 6 + 3))

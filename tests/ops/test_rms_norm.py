@@ -8,6 +8,7 @@ from helpers.formats import F32, F64, bf16
 from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.ops import assert_cost, assert_launch, scratch, weight
 from helpers.values import ROWS, activations
+from ultraflash.graphs.numerics import fake_q8
 from ultraflash.graphs.ops.rms_norm import RmsNorm
 
 EPS = 1e-20
@@ -53,11 +54,17 @@ def test_rows_stand_alone(rng: np.random.Generator, choice: Choice) -> None:
     assert_rows_alone(lambda rows: RmsNorm.reference(rows, w, EPS), [x], choice)
 
 
+def test_its_q8(rng: np.random.Generator) -> None:
+    x, w = activations(rng, 4, 96), activations(rng, 96)
+    normed = RmsNorm.reference(x, w, EPS)
+    assert_same_bits(RmsNorm.reference(x, w, EPS, q8=True), fake_q8(normed))
+
+
 OP = RmsNorm(scratch("x", 3, 64), weight("w", 64), scratch("y", 3, 64), EPS)
 
 
 def test_launch() -> None:
-    assert_launch(OP, "rms_norm", ("x", "w", "y"), eps=EPS)
+    assert_launch(OP, "rms_norm", ("x", "w", "y"), eps=EPS, q8=False)
 
 
 def test_cost() -> None:

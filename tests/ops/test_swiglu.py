@@ -3,12 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers.compare import assert_rounded
+from helpers.compare import assert_rounded, assert_same_bits
 from helpers.formats import F32, F64, bf16
 from helpers.invariance import Choice, assert_rows_alone, every_choice
 from helpers.ops import assert_cost, assert_launch, scratch
 from helpers.values import ROWS, activations
-from ultraflash.graphs.ops.swiglu import Swiglu
+from ultraflash.graphs.numerics import fake_q8, to_bf16
+from ultraflash.graphs.ops.swiglu import Swiglu, swiglu
 
 LIMIT = 10.0
 
@@ -26,14 +27,14 @@ def test_against_float64(rng: np.random.Generator, rows: int, width: int) -> Non
     want = exact(gate, up)
     # float32 inside: an exponential, a sum, a division and two products; below -88.7 the gate is 0.
     error = 2.0**-20 * np.abs(want) + 1e-35
-    assert_rounded(Swiglu.reference(gate, up, LIMIT), want, "bf16", error)
+    assert_rounded(to_bf16(swiglu(gate, up, LIMIT)), want, "bf16", error)
 
 
 def test_where_the_clamps_act() -> None:
     """gate is cut above only, up on both sides."""
     gate = bf16(np.array([[12.0, 12.0, 9.5, -12.0, -12.0, 10.0]]))
     up = bf16(np.array([[3.0, 20.0, -20.0, -20.0, 20.0, -10.0]]))
-    y = Swiglu.reference(gate, up, LIMIT)
+    y = to_bf16(swiglu(gate, up, LIMIT))
     s10 = 10 / (1 + np.exp(-10.0))
     s95 = 9.5 / (1 + np.exp(-9.5))
     low = -12 / (1 + np.exp(12.0))
@@ -43,8 +44,14 @@ def test_where_the_clamps_act() -> None:
 
 @pytest.mark.parametrize("gate", [-3e38, -1e4, -100.0, -89.0, -0.0, 0.0])
 def test_far_negative_gates_close_without_a_warning(gate: float) -> None:
-    y = Swiglu.reference(bf16(np.full((1, 32), gate)), bf16(np.ones((1, 32))), LIMIT)
+    y = swiglu(bf16(np.full((1, 32), gate)), bf16(np.ones((1, 32))), LIMIT)
     assert np.abs(y).max() <= 1e-36
+
+
+def test_the_product_is_rounded_and_quantised(rng: np.random.Generator) -> None:
+    gate, up = activations(rng, 5, 96), activations(rng, 5, 96)
+    want = fake_q8(to_bf16(swiglu(gate, up, LIMIT)))
+    assert_same_bits(Swiglu.reference(gate, up, LIMIT), want)
 
 
 @every_choice

@@ -60,7 +60,7 @@ def kernels(nodes: list[Node], kernel_cache: Path) -> dict:
     """(unit, architecture) -> kernel; a `CompileError` of any fails everything here."""
     from ultraflash.runtime.gpu.nvrtc import Unit, compile_units
 
-    units = list(dict.fromkeys(Unit.of(node.op) for node in nodes))
+    units = list(dict.fromkeys(Unit.of_node(node) for node in nodes))
     return {
         (unit, arch): kernel
         for arch in ptx.ARCHITECTURES
@@ -91,8 +91,7 @@ def test_launches_fit_what_was_compiled(kernels: dict, nodes: list[Node]) -> Non
     """Of the full-size model with its whole context, too: a wrong launch shows only on a GPU."""
     from ultraflash.runtime.gpu.nvrtc import Unit
 
-    for op in {node.op for node in nodes}:
-        unit = Unit.of(op)
+    for op, unit in {(node.op, Unit.of_node(node)) for node in nodes}:
         for arch in ptx.ARCHITECTURES:
             launch, kernel = op.launch(arch), kernels[unit, arch]
             (threads, *flat), (_, y, z) = launch.block, launch.grid

@@ -10,6 +10,9 @@ import pytest
 
 from ultraflash import ptx
 
+# One CTA a sequence, which takes long; and both ends of a step, which may stand behind other GPUs.
+LATE = ("accept", "draft_sample", "host/copy_words")
+
 FILES = {
     "uf/types.cuh": "typedef int word;\n",
     "uf/low.cuh": "#include <uf/types.cuh>\nint low;\n",
@@ -113,3 +116,18 @@ def test_every_kernel_says_first_what_it_is_and_names_its_reference() -> None:
         assert head.startswith("// "), stem
         assert f"graphs/ops/{stem}.py" in head, stem
         assert re.search(rf" uf_{stem}\(const (__grid_constant__ )?Args a\)", text), stem
+
+
+@pytest.mark.parametrize("stem", [*ptx.stems(), "host/copy_words"])
+def test_a_kernel_that_starts_early_waits_whatever_it_is_given(stem: str) -> None:
+    """The next kernel counts on it: one that ends without having waited breaks the chain."""
+    text = (ptx.FOLDER / f"{stem}.cu").read_text()
+    if "#include <uf/early.cuh>" not in text:
+        assert "uf_starts_early" not in ptx.source(stem, "sm_90a").text, f"{stem} starts early"
+        assert stem in LATE, f"{stem} does not start early"
+        return
+    assert stem not in LATE
+    before, call, _ = text.partition("\n    Turn turn;\n")
+    assert call, f"{stem} does not wait, or under a condition"
+    function = before.rpartition("\n}\n")[2]
+    assert "return;" not in function[function.rindex("Args") :], stem

@@ -61,9 +61,9 @@ def spoil(
 
 # op, how it goes wrong, which result, words: the first node of the kind, its buffer, what is wrong
 WRONG = {
-    "NaN": (RmsNorm, with_nan, 0, ["L0.attn_in ", "L0.attn_in[", "NaN in 1 of"]),
-    "not bf16": (RmsNorm, not_bf16, 0, ["L0.attn_in ", "not bf16"]),
-    "a wider type": (RmsNorm, wide, 0, ["L0.attn_in ", "float64"]),
+    "NaN": (RmsNorm, with_nan, 0, ["L0.attn.qr_q8 ", "L0.attn.qr_q8[", "NaN in 1 of"]),
+    "not bf16": (RmsNorm, not_bf16, 0, ["L0.attn.qr_q8 ", "not bf16"]),
+    "a wider type": (RmsNorm, wide, 0, ["L0.attn.qr_q8 ", "float64"]),
     "more rows": (Attention, longer, 0, ["L0.attn.attend ", "L0.attn.o[", "shape"]),
     "another shape": (Attention, flat, 0, ["L0.attn.attend ", "L0.attn.o[", "shape"]),
     "a second result": (Gate, with_nan, 1, ["L0.ffn.gate ", "L0.ffn.expert_w[", "NaN"]),

@@ -40,13 +40,21 @@ def plans(draw: st.DrawFn) -> Plan:
     """Nodes that read what any earlier node wrote."""
     b = PlanBuilder("toy", 1, 1)
     written: list[Ref] = []
+    group: list[Ref] = []  # written by nodes that run side by side
     for number in range(draw(st.integers(1, 24))):
         known = st.sampled_from(written) if written else st.none()
         read = [draw(st.one_of(st.none(), known)) for _ in range(2)]
         out = [scratch(f"y{number}", draw(st.integers(1, 2000)), dtype="u8")]
         if draw(st.booleans()):
             out.append(scratch(f"z{number}", draw(st.integers(1, 600)), dtype="bf16"))
-        b.add(f"n{number}", Step(read[0], read[1], *out))
+        # Beside the node in front: what that, and those it is beside, wrote is not read.
+        beside = number > 0 and draw(st.booleans())
+        if beside:
+            read = [None if ref in group else ref for ref in read]
+        else:
+            group = []
+        b.add(f"n{number}", Step(read[0], read[1], *out), beside=beside)
+        group += out
         written += out
     return b.build()
 
@@ -60,12 +68,16 @@ def live_together(a: Place, b: Place) -> bool:
 
 
 def assert_sound(plan: Plan, arena: Arena) -> None:
-    """By lifetimes counted here: from the node that writes a buffer to the last that touches it."""
+    """By lifetimes counted here: from the node that writes a buffer to the last that touches it;
+    nodes that run side by side are one.
+    """
     placed = {place.name: place for place in arena.places}
     assert placed.keys() == {ref.name for ref in plan.of_life(Life.SCRATCH)}
     assert len(placed) == len(arena.places)
     touched: dict[str, list[int]] = {}
-    for number, node in enumerate(plan.nodes):
+    number = -1
+    for node in plan.nodes:
+        number += 0 if node.beside else 1
         for _, ref in node.op.refs:
             touched.setdefault(ref.name, []).append(number)
     for name, place in placed.items():
