@@ -1,5 +1,5 @@
 // Which experts serve a row, and with what weight (graphs/ops/gate.py).
-// Shapes: logits [T, N] f32; bias, bias_image [N] f32; is_image [T]; ids [T, k] ascending; weight [T, k] f32.
+// Shapes: logits [T, N] f32; bias, bias_image [N] f32; is_image, slot [T]; ids [T, k] ascending; weight [T, k] f32.
 // Threads: a CTA a row; all of them make scores, one warp chooses, the best left each time.
 // Shared memory, dynamic: scores [N], keys [N], chosen scores [k]. Limited by the latency of k choices.
 #include <uf/topk.cuh>
@@ -7,15 +7,15 @@
 extern __shared__ u32 gate_shared[];
 
 extern "C" __global__ void __launch_bounds__(128) uf_gate(const Args a) {
-    int t = blockIdx.x, lane = threadIdx.x, n = a.logits_1;
+    int t = blockIdx.x, row = a.slot[t] < 0 ? 0 : t, lane = threadIdx.x, n = a.logits_1;
     float* score = (float*)gate_shared;
     u32* key = gate_shared + n;  // order of biased scores, 0 once chosen: no number's bits are that
     float* taken = (float*)(key + n);
     for (int e = threadIdx.x; e < n; e += blockDim.x) {
-        float logit = a.logits[(i64)t * n + e];
+        float logit = a.logits[(i64)row * n + e];
         float softplus = logit > 20.0f ? logit : log1pf(expf(fminf(logit, 20.0f)));
         score[e] = __fsqrt_rn(softplus);
-        key[e] = order_bits(score[e] + (a.is_image[t] > 0 ? a.bias_image[e] : a.bias[e]));
+        key[e] = order_bits(score[e] + (a.is_image[row] > 0 ? a.bias_image[e] : a.bias[e]));
     }
     __syncthreads();
     if (threadIdx.x >= 32) return;
