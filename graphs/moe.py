@@ -33,7 +33,9 @@ def moe(s: Scope, label: str, weights: str, x: Ref, experts: int, active: int) -
     )
     s.b.add(
         f"{label}.gate",
-        Gate(logits, bias, bias_image, s.io.is_image, s.io.slot, ids, weight, active, m.route_scale),
+        Gate(
+            logits, bias, bias_image, s.io.is_image, s.io.slot, ids, weight, active, m.route_scale
+        ),
     )
     x_q8 = s.quant8(f"{label}_in_q8", x)
     z = s.out(f"{label}.z", (active, width))

@@ -97,3 +97,11 @@ def keep_fixed(survivals: F32, wanted: F32) -> I32:
     """Drafts before the first one that survives less likely than wanted. [..., B], [B] -> [...]."""
     count: I32 = np.logical_and.accumulate(survivals >= wanted, axis=-1).sum(-1, dtype=np.int32)
     return count
+
+
+def room(length: I32 | int, end: I32 | int, block: int) -> I32:
+    """Drafts that could still become tokens, one more coming behind them, of answers that have
+    `length` tokens, prompt included, and end with `end`. [S], [S] -> [S].
+    """
+    left: I32 = np.clip(np.asarray(end) - length - 1, 0, block).astype(np.int32)
+    return left

@@ -10,7 +10,7 @@ import numpy as np
 from ultraflash.graphs.numerics import F32
 from ultraflash.graphs.plan import Geometry, Op, Ref
 from ultraflash.graphs.rows import I32
-from ultraflash.graphs.width import Rule
+from ultraflash.graphs.width import Rule, room
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class FollowRows(Op):
         """Exact, in float32."""
         del low, per_logit  # graphs/width.py has them
         if follows[0] < 0:
-            return np.maximum(np.diff(row_start) - 1, 0).astype(np.int32)
+            hosts: I32 = np.maximum(np.diff(row_start) - 1, 0).astype(np.int32)
+            return hosts
         kept, (start, number) = np.zeros_like(follows), next_at[follows].T
         if next_confidence is not None:
             assert own is not None
@@ -105,11 +106,3 @@ class FollowRows(Op):
         """A row of each for each sequence."""
         ids, at = self.next_ids.shape[1], self.next_at.shape[1]
         return 4 * self.step.shape[0] * (ids + at + ids - 1)
-
-
-def room(length: I32, end: I32, block: int) -> I32:
-    """Drafts that could still become tokens, the token behind them being one: of answers that have
-    `length` tokens, prompt included, and end with `end`. [S], [S] -> [S].
-    """
-    left: I32 = np.clip(end - length - 1, 0, block).astype(np.int32)
-    return left
