@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ultraflash.graphs.numerics import F32
 from ultraflash.graphs.rows import I32
@@ -57,7 +56,10 @@ class Rule(NamedTuple):
         confidence: [S, B] logits; limits: [S], drafts that there is room for; result: [S].
         """
         fixed = keep_fixed(survival(confidence, self.chance[0]), self.threshold)
-        worth = survival(confidence, self.chance[1])
+        return self.shared(fixed, survival(confidence, self.chance[1]), limits, rows)
+
+    def shared(self, fixed: I32, worth: F32, limits: I32, rows: int) -> I32:
+        """The same from what the fixed rule keeps [S] and what survives of others [S, B]."""
         kept, left = np.zeros(len(limits), np.int32), rows - len(limits)
         for s in np.flatnonzero(self.own >= 0):
             kept[s] = min(fixed[s], self.own[s], limits[s], left)
@@ -88,7 +90,7 @@ def chances(confidence: F32, table: F32) -> F32:
 
 
 def survival(confidence: F32, table: F32) -> F32:
-    """Chance that a draft and all before it are accepted; never rising. [..., B], [B, K] -> [..., B]."""
+    """Chance that a draft and all before it are accepted. [..., B], [B, K] -> [..., B]."""
     product: F32 = np.multiply.accumulate(chances(confidence, table), axis=-1)
     return product
 

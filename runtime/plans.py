@@ -168,7 +168,7 @@ class Plans:
             if not follows or self._backend.places == 1:
                 parts = _cut(parts, rule, rows)
             if self._backend.places == 1:
-                # Idle rows would cost as much as others, and nothing is gained by one graph for all.
+                # Idle rows may cost as much as others, and would gain nothing.
                 rows = sum(len(part.ids) for part in parts)
         runner = self.decode_runner(rows, len(parts))
         if rule and follows:

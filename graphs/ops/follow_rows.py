@@ -22,8 +22,8 @@ class FollowRows(Op):
     Shapes:
         follows: [S] i32, slots of the sequences that go on, -1 = the host's step; end: [S] i32,
         length at which an answer ends at the latest; ban, ban_end: [S] i32, a token that may not
-        come behind rows at positions before ban_end; own, threshold, chance, price as in `Rule`, R =
-        T; next_ids: [slots, 1+B] i32; next_at: [slots, 2] i32; next_confidence: [slots, B]
+        come behind rows at positions before ban_end; own, threshold, chance, price as in `Rule`,
+        R = T; next_ids: [slots, 1+B] i32; next_at: [slots, 2] i32; next_confidence: [slots, B]
         f32; row_start: [S+1] i32; slot, ids, position, banned: [T] i32; step: [S] i32; kept: [S]
         i32, drafts among the rows. Without drafting B is 0, and what is about drafts is absent.
     """

@@ -15,8 +15,8 @@ import pytest
 
 from helpers.engines import Answer, alone, assert_no_slot_is_lost, greedy, open_engine, prompt, run
 from helpers.forced import ForcedDrafts, Text
-from ultraflash.runtime import Engine, Generation, Sampling
 from ultraflash.graphs.width import Rule
+from ultraflash.runtime import Engine, Generation, Sampling
 from ultraflash.runtime.plans import Plans, Result
 from ultraflash.runtime.step_io import Part
 
