@@ -24,12 +24,12 @@ def kept(layout: Layout, rng: np.random.Generator, block: int = BLOCK) -> tuple[
         rng.integers(500, 600, (SLOTS, 2)).astype(np.int32),
         rng.normal(size=(SLOTS, block)).astype(np.float32),
     )
-    ids, at, sure = (a.copy() for a in before)
-    rest = layout.slot, layout.position, layout.row_start, step, ids, at
-    if block:
-        NextRows.reference(token, accepted, drafts, confidence, *rest, sure)
-    else:
-        NextRows.reference(token, accepted, None, None, *rest, None)
+    ids, at, sure = before[0].copy(), before[1].copy(), before[2].copy()
+    some = block > 0
+    NextRows.reference(
+        token, accepted, drafts if some else None, confidence if some else None, layout.slot,
+        layout.position, layout.row_start, step, ids, at, sure if some else None,
+    )  # fmt: skip
     return token, accepted, drafts, confidence, step, *before, ids, at, sure
 
 
