@@ -3,8 +3,9 @@
 // C = 4, D a multiple of 8.
 // Threads: a cluster for one row, or for eight where there are many. Its CTAs share the columns, a warp has a projection
 // and one the squares; the first CTA adds up, and a warp a row normalises the C x C matrix, a lane an element.
-// Order of a sum: four products at a time in f32, these ascending in double over a lane's vectors, a tree over lanes,
-// then CTA by CTA. Shared memory: the sums. Limited by reading fn.
+// Order of a sum: ascending over a lane's elements with what rounding loses kept beside it, a tree over lanes in double,
+// then CTA by CTA. Coefficients off by an ulp turn bf16 ties of whole streams over, and drafts of three stages multiply
+// that. Pairs of f32 cost less than doubles where those are slow. Shared memory: the sums. Limited by reading fn.
 #include <uf/cluster.cuh>
 #include <uf/reduce.cuh>
 #include <uf/vector.cuh>
@@ -27,13 +28,22 @@ UF_DEVICE float sum4(float v, bool over_rows, int lane) {
     return sum;
 }
 
-UF_DEVICE float dot4(float4 w, float4 x) { return fmaf(w.w, x.w, fmaf(w.z, x.z, fmaf(w.y, x.y, w.x * x.x))); }
+// A sum of products and, apart from it, all that its roundings lost (Ogita, Rump, Oishi 2005, Dot2).
+struct Sum {
+    float high = 0.0f, low = 0.0f;
+    UF_DEVICE void add(float w, float x) {
+        float product = w * x, both = high + product, kept = both - high;
+        low += ((high - (both - kept)) + (product - kept)) + fmaf(w, x, -product);
+        high = both;
+    }
+    UF_DEVICE void add(float4 w, float4 x) { add(w.x, x.x), add(w.y, x.y), add(w.z, x.z), add(w.w, x.w); }
+};
 
 // This CTA's columns for `ROWS` rows from `first` on: a warp's projection, the last warp's squares.
 template <int ROWS> UF_DEVICE void add_columns(const Args& a, int first, double (*sums)[MANY][SUMS]) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = a.fn_1 / CTAS, from = cluster_rank() * part;
     const float4* w = (const float4*)(a.fn + (i64)min(warp, a.fn_0 - 1) * a.fn_1 + from);
-    double sum[ROWS] = {};
+    Sum sum[ROWS];
 #pragma unroll 4
     for (int v = lane; v < part / 4; v += 32) {
         float4 mine = w[v];
@@ -42,12 +52,12 @@ template <int ROWS> UF_DEVICE void add_columns(const Args& a, int first, double 
             uint2 bits = *(const uint2*)(a.x + (i64)min(first + r, a.x_0 - 1) * a.fn_1 + from + 4 * v);
             float2 low = pair_of(bits.x), high = pair_of(bits.y);
             float4 x = make_float4(low.x, low.y, high.x, high.y);
-            sum[r] += (double)dot4(warp < a.fn_0 ? mine : x, x);
+            sum[r].add(warp < a.fn_0 ? mine : x, x);
         }
     }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        double all = warp_sum(sum[r]);
+        double all = warp_sum((double)sum[r].high + (double)sum[r].low);
         if (lane == 0) store_in(&sums[cluster_rank()][r][warp], 0, all);
     }
 }
