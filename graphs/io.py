@@ -11,13 +11,14 @@ from dataclasses import dataclass, fields
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.plan import PlanBuilder, Ref
 from ultraflash.graphs.sampling import TOP_LOGPROBS
+from ultraflash.graphs.width import KNOTS
 
 MAX_BIASES = 512  # entries of a request's logit bias
 # The record: what a step says. Everything else the host writes.
 RESULTS = tuple(
     f"io.{name}"
     for name in (
-        "token", "accepted", "drafts", "confidence", "logprob", "top_ids", "top_logprobs",
+        "kept", "token", "accepted", "drafts", "confidence", "logprob", "top_ids", "top_logprobs",
     )
 )  # fmt: skip
 # Hardly ever written, and large: nothing that every step has to bring to the device.
@@ -26,14 +27,24 @@ RARE = tuple(f"io.{name}" for name in ("mask", "bias_ids", "bias", "is_image"))
 
 @dataclass(frozen=True)
 class Io:
-    """One step's inputs and its result. T rows, S sequences, V vocabulary, B bias entries."""
+    """One step's inputs and its result. T rows, S sequences, V vocabulary, B bias entries, D drafts
+    a sequence.
+    """
 
     ids: Ref  # [T] i32 token ids
     is_image: Ref  # [T] i32 1 inside an image
     position: Ref  # [T] i32, absolute; 0 in idle rows
     slot: Ref  # [T] i32, -1 in idle rows
     row_start: Ref  # [S+1] i32
-    follows: Ref  # [S] i32 1: ids, position and step come from the slot's last step (decode only)
+    # Decode only: what a step needs that the device lays out itself (ops/follow_rows.py).
+    follows: Ref  # [S] i32 slots of the sequences that go on from their last step; -1: host's rows
+    end: Ref  # [S] i32: tokens, prompt included, with which an answer ends at the latest
+    ban: Ref  # [S] i32: what `banned` holds at positions before ban_end
+    ban_end: Ref  # [S] i32
+    own: Ref  # [S] i32, and the next three: numbers of the width rule (width.py)
+    threshold: Ref  # [D] f32
+    chance: Ref  # [2, D, K] f32
+    price: Ref  # [T] f32
     window_start: Ref  # [T] i32: the first position a row's window may reach; 0 but in a replay
     temperature: Ref  # [S] f32
     top_p: Ref  # [S] f32
@@ -45,10 +56,11 @@ class Io:
     bias: Ref  # [S, B] f32
     banned: Ref  # [T] i32: a token that may not come behind a row (EOS before min_tokens), or -1
     want_logprobs: Ref  # [S] i32
+    kept: Ref  # [S] i32 result: drafts among the rows (decode only)
     token: Ref  # [S] i32 result
     accepted: Ref  # [S] i32 result: drafts that stay
-    drafts: Ref  # [S, B] i32 result: the next block
-    confidence: Ref  # [S, B] f32 result, before the sigmoid
+    drafts: Ref  # [S, D] i32 result: the next block
+    confidence: Ref  # [S, D] f32 result, before the sigmoid
     logprob: Ref  # [T] f32 result, of the token emitted behind each row; [S] in a prefill
     top_ids: Ref  # [T, 20] i32 result
     top_logprobs: Ref  # [T, 20] f32 result
@@ -68,6 +80,13 @@ def io_buffers(b: PlanBuilder, model: Model, block: int, sampled_rows: int) -> I
         "slot": ((t,), "i32"),
         "row_start": ((s + 1,), "i32"),
         "follows": ((s,), "i32"),
+        "end": ((s,), "i32"),
+        "ban": ((s,), "i32"),
+        "ban_end": ((s,), "i32"),
+        "own": ((s,), "i32"),
+        "threshold": ((block,), "f32"),
+        "chance": ((2, block, len(KNOTS)), "f32"),
+        "price": ((t,), "f32"),
         "window_start": ((t,), "i32"),
         "temperature": ((s,), "f32"),
         "top_p": ((s,), "f32"),
@@ -79,6 +98,7 @@ def io_buffers(b: PlanBuilder, model: Model, block: int, sampled_rows: int) -> I
         "bias": ((s, MAX_BIASES), "f32"),
         "banned": ((t,), "i32"),
         "want_logprobs": ((s,), "i32"),
+        "kept": ((s,), "i32"),
         "token": ((s,), "i32"),
         "accepted": ((s,), "i32"),
         "drafts": ((s, block), "i32"),

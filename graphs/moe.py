@@ -38,7 +38,9 @@ def moe(
     )
     s.b.add(
         f"{label}.gate",
-        Gate(logits, bias, bias_image, s.io.is_image, ids, weight, active, m.route_scale),
+        Gate(
+            logits, bias, bias_image, s.io.is_image, s.io.slot, ids, weight, active, m.route_scale
+        ),
     )
     shared.activate()
     z = s.out(f"{label}.z", (active, width))

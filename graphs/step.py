@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.io import io_buffers
@@ -14,6 +15,7 @@ from ultraflash.graphs.ops.next_rows import NextRows
 from ultraflash.graphs.ops.take_last import TakeLast
 from ultraflash.graphs.plan import PlanBuilder, Ref
 from ultraflash.graphs.scope import Scope
+from ultraflash.graphs.width import LOW, PER_LOGIT
 
 
 @dataclass(frozen=True)
@@ -45,41 +47,66 @@ def scope(name: str, build: Build, rows: int, sequences: int, sampled_rows: int)
 
 def follow_rows(s: Scope, block: int) -> None:
     """Sequences that go on take their rows from their last step, before anybody reads io."""
-    io, (next_ids, next_at) = s.io, _next(s, block)
+    io, kept = s.io, _next(s, block)
     op = FollowRows(
         follows=io.follows,
+        end=io.end,
+        ban=io.ban,
+        ban_end=io.ban_end,
+        own=io.own if block else None,
+        threshold=io.threshold if block else None,
+        chance=io.chance if block else None,
+        price=io.price if block else None,
+        next_ids=kept.ids,
+        next_at=kept.at,
+        next_confidence=kept.confidence,
         row_start=io.row_start,
         slot=io.slot,
-        next_ids=next_ids,
-        next_at=next_at,
         ids=io.ids,
         position=io.position,
+        banned=io.banned,
         step=io.step,
+        kept=io.kept,
+        low=LOW,
+        per_logit=PER_LOGIT,
     )
     s.b.add("step.follow", op)
 
 
 def next_rows(s: Scope, block: int) -> None:
     """What each slot's next step begins with, behind acceptance and drafts."""
-    io, (next_ids, next_at) = s.io, _next(s, block)
+    io, kept = s.io, _next(s, block)
     op = NextRows(
         token=io.token,
         accepted=io.accepted,
         drafts=io.drafts if block else None,
+        confidence=io.confidence if block else None,
         slot=io.slot,
         position=io.position,
         row_start=io.row_start,
         step=io.step,
-        next_ids=next_ids,
-        next_at=next_at,
+        next_ids=kept.ids,
+        next_at=kept.at,
+        next_confidence=kept.confidence,
     )
     s.b.add("next", op)
 
 
-def _next(s: Scope, block: int) -> tuple[Ref, Ref]:
+class _Next(NamedTuple):
+    """What a step leaves for the next one of its slot."""
+
+    ids: Ref
+    at: Ref
+    confidence: Ref | None
+
+
+def _next(s: Scope, block: int) -> _Next:
     slots = s.capacity.slots
-    ids = s.b.state("next.ids", (slots, 1 + block), "i32")
-    return ids, s.b.state("next.at", (slots, 2), "i32")
+    return _Next(
+        s.b.state("next.ids", (slots, 1 + block), "i32"),
+        s.b.state("next.at", (slots, 2), "i32"),
+        s.b.state("next.confidence", (slots, block), "f32") if block else None,
+    )
 
 
 def last_rows(s: Scope, name: str, x: Ref) -> Ref:

@@ -6,6 +6,7 @@
 // Shared memory: the CTA's slice of a row's logits.
 #include <uf/constrain.cuh>
 #include <uf/distribution.cuh>
+#include <uf/early.cuh>
 #include <uf/philox.cuh>
 
 constexpr int ALTERNATIVES = 32;  // at most: a lane each
@@ -105,6 +106,7 @@ UF_DEVICE void logprobs(const Args& a, Workspace& w, Alternatives& most, Row& ro
 
 extern "C" __global__ void __cluster_dims__(SELECT_CTAS, 1, 1)
     __launch_bounds__(DRAW_THREADS, 1) uf_accept(const Args a) {
+    Turn turn;
     __shared__ Workspace w;
     __shared__ Alternatives most;
     int s = blockIdx.x / SELECT_CTAS, first = a.row_start[s], m = a.row_start[s + 1] - first - 1;

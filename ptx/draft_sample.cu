@@ -4,12 +4,14 @@
 // Shared memory: the CTA's slice of them.
 #include <uf/constrain.cuh>
 #include <uf/distribution.cuh>
+#include <uf/early.cuh>
 #include <uf/philox.cuh>
 
 extern __shared__ __align__(16) float slice[];
 
 extern "C" __global__ void __cluster_dims__(SELECT_CTAS, 1, 1)
     __launch_bounds__(DRAW_THREADS, 1) uf_draft_sample(const Args a) {
+    Turn turn;
     __shared__ Workspace w;
     int s = blockIdx.x / SELECT_CTAS, at = s * a.block + a.index, n = a.markov_1;
     const float *block = a.logits + (i64)at * n, *markov = a.markov + (i64)s * n;

@@ -1,5 +1,6 @@
 // Which experts serve a row, and with what weight (graphs/ops/gate.py).
-// Shapes: logits [T, N] f32; bias, bias_image [N] f32; is_image [T]; ids [T, k] ascending; weight [T, k] f32. N <= 512.
+// Shapes: logits [T, N] f32; bias, bias_image [N] f32; is_image, slot [T]; ids [T, k] ascending; weight [T, k] f32.
+// N <= 512.
 // Threads: a CTA a row; all of them make scores, one warp chooses, the best left each time, a lane N / 32 keys.
 // Shared memory, dynamic: scores [N], keys [N], chosen scores [k]. Limited by the latency of k choices.
 #include <uf/early.cuh>
@@ -41,12 +42,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) uf_gate(const Args a) {
         bias[i] = a.bias[e], bias_image[i] = a.bias_image[e];
     }
     Turn turn;
-    bool image = a.is_image[t] > 0;
+    int row = a.slot[t] < 0 ? 0 : t;
+    bool image = a.is_image[row] > 0;
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
         int e = threadIdx.x + THREADS * i;
         if (e >= n) break;
-        float logit = a.logits[(i64)t * n + e];
+        float logit = a.logits[(i64)row * n + e];
         float softplus = logit > 20.0f ? logit : log1pf(expf(fminf(logit, 20.0f)));
         score[e] = __fsqrt_rn(softplus);
         key[e] = order_bits(score[e] + (image ? bias_image[i] : bias[i]));

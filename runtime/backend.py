@@ -59,10 +59,6 @@ class Runner(Protocol):
     def plan(self) -> Plan:
         """The plan that `run` executes."""
 
-    @property
-    def places(self) -> int:
-        """Places for a record, 1 or 2: as many launches may be under way at once."""
-
     def run(self, span: slice | None = None) -> None:
         """Execute the nodes of the plan, or only those of `span`, on every rank."""
 
@@ -73,16 +69,22 @@ class Runner(Protocol):
 
     def wait(self, place: int = 0) -> None:
         """Return when the latest launch to `place` is done; its record is read from now on. Io may
-        be written when nothing is under way.
+        be written when nothing is under way; of one place, when nothing is on its way to that one.
         """
+
+    @property
+    def times_ns(self) -> tuple[int, int]:
+        """When the launch that was waited for last began and ended, by the runner's clock."""
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer's contents as the reference operations see them (bf16 as float32). Not to be
         written to.
         """
 
-    def write(self, name: str, value: Array) -> None:
-        """Replace a buffer's contents on every rank."""
+    def write(self, name: str, value: Array, place: int | None = None) -> None:
+        """Replace a buffer's contents on every rank. An io buffer: before launches to every place,
+        or to one, to which nothing may be under way then.
+        """
 
 
 class Backend(Protocol):
@@ -91,6 +93,12 @@ class Backend(Protocol):
     @property
     def world(self) -> int:
         """Number of ranks."""
+
+    @property
+    def places(self) -> int:
+        """Places that runners have for io, 1 or 2: as many launches of one may be under way. Who
+        has two takes no longer for a step with idle rows than for one without.
+        """
 
     @property
     def arch(self) -> str:

@@ -185,11 +185,11 @@ class Engine:
             return []
         started = time.perf_counter()
         sessions = list(self._running)
-        kept = self._widths.choose(sessions)
-        parts = [s.verify(n) for s, n in zip(sessions, kept, strict=True)]
-        results = self._plans.decode(parts, self._repeats(sessions))
+        rule, parts = self._widths.rule(sessions), [s.verify() for s in sessions]
+        results = self._plans.decode(parts, rule, self._repeats(sessions))
         decode_ms = (time.perf_counter() - started) * 1e3
-        self._widths.learn(decode_ms, [s.confidence for s in sessions], kept, results)
+        kept = [result.kept for result in results]
+        self._widths.learn(self._plans.took_ms, [s.confidence for s in sessions], kept, results)
         for session, result in zip(sessions, results, strict=True):
             session.advance(result)
         return [
@@ -198,12 +198,14 @@ class Engine:
         ]
 
     def _repeats(self, sessions: list[Session]) -> bool:
-        """Whether the next step will be like this one unless somebody says a stop id.
+        """Whether the next step will be one of the same sequences unless somebody says a stop id.
 
-        With drafts the next step's rows depend on this one's result, and whoever waits joins.
+        Whoever waits joins. And of several one may stop where the other goes on with drafts whose
+        distributions the step that both were in has overwritten.
         """
         waiting = self._queue or self._prefilling or self._ready
-        return not (self._drafting or waiting) and all(session.goes_on(1) for session in sessions)
+        several = self._drafting and len(sessions) > 1
+        return not (several or waiting) and all(session.goes_on for session in sessions)
 
     def _deliver(self, session: Session, result: Result, decode_ms: float, rows: int) -> Step:
         tokens, finish = session.take(result)

@@ -8,6 +8,7 @@ It knows no operation. bf16 buffers are float32 arrays, quantised weights exact 
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -68,6 +69,7 @@ class NumpyBackend:
         self._state: list[dict[str, Array]] = [{} for _ in range(world)]
 
     arch = "cpu"
+    places = 1  # a launch is done when it returns, and idle rows take as long as others
 
     def facts(self) -> dict[str, Any]:
         """NumPy, its BLAS, and the instructions that these find decide the order of sums.
@@ -179,8 +181,8 @@ class NumpyRunner:
         self._env: list[dict[str, Array]] = [dict(io) for _ in range(backend.world)]
         self._calls = [self._bind(node) for node in plan.nodes]
         self._records: dict[int, list[dict[str, Array]]] = {}  # by place, of every rank
-
-    places = 2
+        self._times: dict[int, tuple[int, int]] = {}
+        self._place = 0
 
     def run(self, span: slice | None = None) -> None:
         """Execute nodes in order, all ranks of one node before the next node."""
@@ -196,15 +198,24 @@ class NumpyRunner:
 
     def launch(self, place: int = 0) -> None:
         """Execute the plan at once."""
+        began = time.perf_counter_ns()
         self.run()
+        self._times[place] = began, time.perf_counter_ns()
+        # Copies: operations change results in place.
         self._records[place] = [
-            {name: env[name] for name in RESULTS if name in env} for env in self._env
+            {name: env[name].copy() for name in RESULTS if name in env} for env in self._env
         ]
 
     def wait(self, place: int = 0) -> None:
         """It is done already."""
+        self._place = place
         for env, record in zip(self._env, self._records[place], strict=True):
             env |= record
+
+    @property
+    def times_ns(self) -> tuple[int, int]:
+        """When the launch that was waited for last began and ended."""
+        return self._times[self._place]
 
     def read(self, name: str, rank: int = 0) -> Array:
         """A buffer by name: io, scratch after the node that wrote it ran, or state.
@@ -220,8 +231,8 @@ class NumpyRunner:
             raise DeviceError(f"plan {self.plan.name} holds no value for buffer {name!r} yet")
         return value
 
-    def write(self, name: str, value: Array) -> None:
-        """Put `value` into an io or scratch buffer of every rank.
+    def write(self, name: str, value: Array, place: int | None = None) -> None:
+        """Put `value` into an io or scratch buffer of every rank; places share it.
 
         Raises:
             DeviceError: when the plan has no such buffer, or the shape differs.

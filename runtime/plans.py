@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ultraflash.graphs.ced import build_encode, build_replay
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.plan import Plan
 from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.step import Build
+from ultraflash.graphs.width import Rule
 from ultraflash.runtime.backend import Backend, Runner
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.step_io import Desk, Part, write_constants
@@ -26,6 +28,7 @@ class Result(NamedTuple):
     token: int
     drafts: tuple[int, ...]
     confidence: tuple[float, ...]  # of the drafts, before the sigmoid
+    kept: int = 0  # drafts that were verified
 
 
 class _Next(NamedTuple):
@@ -36,8 +39,8 @@ class _Next(NamedTuple):
     ids: list[int]
 
 
-class _Ahead(NamedTuple):
-    """A step that is under way before anybody asked for it."""
+class _Step(NamedTuple):
+    """A step that is under way."""
 
     runner: Runner
     place: int  # of its record
@@ -55,22 +58,34 @@ class Plans:
         self._runners: dict[tuple[str, int, int], Runner] = {}
         self._desks: dict[Runner, Desk] = {}
         self._next: dict[int, _Next] = {}  # by slot
-        self._ahead: _Ahead | None = None
+        self._ahead: _Step | None = None  # before anybody asked for it
+        self._took_ms = 0.0
 
-    def decode(self, parts: list[Part], ahead: bool = False) -> list[Result]:
-        """A decode step of all parts together.
+    def decode(
+        self, parts: list[Part], rule: Rule | None = None, ahead: bool = False
+    ) -> list[Result]:
+        """A decode step of all parts together, of as many drafts as `rule` says; None: of all.
 
-        `ahead`: unless a result ends it, the next step will be one of the same sequences with as
-        many rows each and nothing else changed. Then it is queued behind this one before anybody
-        waits: all it needs is on the device. There has to be room for its rows.
+        `ahead`: unless a result ends it, the next step will be one of the same sequences, and all
+        that it needs is on the device. Then it is queued behind this one before anybody waits, and
+        decides by `rule`, too.
 
         Who asks for another step after all has lost some time, and what drafts of these sequences
         were drawn from. Their state is whole: what a step changes is addressed by position, so that
         its rows are like rejected ones, which rings have room for (`Capacity.ring`).
         """
-        key = "decode", sum([len(p.ids) for p in parts]), len(parts)
-        runner = self._runners.get(key) or self.decode_runner(*key[1:])
-        return self._run(runner, parts, [self._follows(p) for p in parts], ahead)
+        step = self._begun(parts, rule)
+        self._ahead, desk = None, self._desks[step.runner]
+        if ahead and rule and desk.repeats and self._backend.places > 1:
+            self._ahead = _Step(step.runner, 1 - step.place)
+            desk.decide(rule, 1 - step.place)
+            step.runner.launch(1 - step.place)
+        return self._ended(step, parts)
+
+    @property
+    def took_ms(self) -> float:
+        """Milliseconds of the latest step by the runner's clock, without the wait for the host."""
+        return self._took_ms
 
     def settle(self) -> None:
         """Wait for a step that was queued ahead; nobody will ask for it."""
@@ -139,59 +154,80 @@ class Plans:
         start, step, ids = self._next.get(part.slot, _NOTHING)
         return start == part.start and step == part.draw.step and ids[: len(part.ids)] == part.ids
 
-    def _run(
-        self, runner: Runner, parts: list[Part], follows: Sequence[bool] = (False,),
-        ahead: bool = False,
-    ) -> list[Result]:  # fmt: skip
-        started, desk, place = time.perf_counter(), self._desks[runner], 0
-        if self._ahead and self._ahead.runner is runner and desk.holds(parts, follows):
-            place = self._ahead.place
+    def _begun(self, parts: list[Part], rule: Rule | None) -> _Step:
+        """Where a step of these parts is under way: launched now, or ahead of its time."""
+        follows = all(self._follows(part) for part in parts)
+        if self._ahead and follows and self._desks[self._ahead.runner].holds(parts):
+            return self._ahead
+        if self._ahead:
+            self.settle()
+            follows = False
+        rows = sum(len(part.ids) for part in parts)
+        if rule and self._build.block:
+            rows = min(rows, len(rule.price))
+            if not follows or self._backend.places == 1:
+                parts = _cut(parts, rule, rows)
+            if self._backend.places == 1:
+                # Idle rows may cost as much as others, and would gain nothing.
+                rows = sum(len(part.ids) for part in parts)
+        runner = self.decode_runner(rows, len(parts))
+        if rule and follows:
+            self._desks[runner].follow(parts, rule)
         else:
-            if self._ahead:
-                self.settle()
-                follows = [False] * len(parts)
-            desk.write(parts, follows)
-            runner.launch()
-        self._ahead = None
-        if ahead and desk.repeats and runner.places > 1:
-            self._ahead = _Ahead(runner, 1 - place)
-            runner.launch(1 - place)
-        runner.wait(place)
-        if self._config.trace:
-            self._record(self._config.trace, runner, parts, started)
-        if "io.token" not in runner.plan.buffers:
-            return []
-        results = self._results(runner, len(parts))
+            self._desks[runner].write(parts)
+        runner.launch()
+        return _Step(runner, 0)
+
+    def _run(self, runner: Runner, parts: list[Part]) -> list[Result]:
+        self.settle()
+        self._desks[runner].write(parts)
+        runner.launch()
+        return self._ended(_Step(runner, 0), parts)
+
+    def _ended(self, step: _Step, parts: list[Part]) -> list[Result]:
+        """Results of a step that is under way, none of a part of a prompt."""
+        runner = step.runner
+        runner.wait(step.place)
+        began, ended = runner.times_ns
+        self._took_ms = 1e-6 * (ended - began)
+        results = self._results(runner, len(parts)) if "io.token" in runner.plan.buffers else []
         decoding = runner.plan.name == "decode"
-        for part, result in zip(parts, results, strict=True):
+        for part, result in zip(parts, results, strict=False):
             rows = 1 + result.accepted if decoding else len(part.ids)
             ids = [result.token, *result.drafts]
             self._next[part.slot] = _Next(part.start + rows, part.draw.step + 1, ids)
+        if self._config.trace:
+            rows = sum(1 + r.kept for r in results) if decoding else len(parts[0].ids)
+            self._record(self._config.trace, runner.plan, parts, rows, results)
         return results
 
     def _results(self, runner: Runner, count: int) -> list[Result]:
-        accepted, token = runner.read("io.accepted").tolist(), runner.read("io.token").tolist()
-        if not self._build.block:
-            return [Result(accepted[s], token[s], (), ()) for s in range(count)]
-        drafts = runner.read("io.drafts").tolist()
-        confidence = runner.read("io.confidence").tolist()
+        def read(name: str) -> list[Any]:
+            has = f"io.{name}" in runner.plan.buffers
+            return runner.read(f"io.{name}").tolist() if has else [()] * count
+
+        accepted, token, drafts, confidence = map(
+            read, ("accepted", "token", "drafts", "confidence")
+        )
+        kept = read("kept") if runner.plan.name == "decode" else [0] * count
         return [
-            Result(accepted[s], token[s], tuple(drafts[s]), tuple(confidence[s]))
+            Result(accepted[s], token[s], tuple(drafts[s]), tuple(confidence[s]), kept[s])
             for s in range(count)
         ]
 
-    def _record(self, file: Path, runner: Runner, parts: list[Part], started: float) -> None:
-        plan, ms = runner.plan, (time.perf_counter() - started) * 1e3
+    def _record(
+        self, file: Path, plan: Plan, parts: list[Part], rows: int, results: list[Result]
+    ) -> None:
         line: dict[str, Any] = {
             "plan": plan.name,
-            "rows": sum(len(p.ids) for p in parts),
+            "rows": rows,
             "plan_rows": plan.rows,
             "sequences": len(parts),
             "start": parts[0].start,
-            "ms": round(ms, 4),
+            "ms": round(self._took_ms, 4),
         }
-        if "io.accepted" in plan.buffers:
-            line["accepted"] = runner.read("io.accepted").tolist()[: len(parts)]
+        if results:
+            line["accepted"] = [result.accepted for result in results]
         with file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 
@@ -203,3 +239,10 @@ class Plans:
         write_constants(runner)
         self._desks[runner] = Desk(runner)
         return runner
+
+
+def _cut(parts: Sequence[Part], rule: Rule, rows: int) -> list[Part]:
+    """The parts with the drafts that a step of so many rows verifies."""
+    confidence = np.array([part.confidence for part in parts], np.float32)
+    kept = rule.kept(confidence, np.array([part.room for part in parts], np.int32), rows)
+    return [p._replace(ids=p.ids[: 1 + n]) for p, n in zip(parts, kept.tolist(), strict=True)]

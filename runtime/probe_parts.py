@@ -128,7 +128,8 @@ class ProbeParts:
     ) -> tuple[I32, F32]:
         """Expert ids (ascending) and weights, [T, k]."""
         logits = Linear.reference(x, weight.astype(np.float64), groups=1, rounded=False)
-        return Gate.reference(logits, bias, bias_vl, is_image.astype(np.int32), k, scale)
+        slot = np.zeros(len(x), np.int32)
+        return Gate.reference(logits, bias, bias_vl, is_image.astype(np.int32), slot, k, scale)
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of a string, control tokens included, nothing added."""

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ultraflash.graphs.width import room
 from ultraflash.runtime.backend import Backend, Bytes, Staged
 from ultraflash.runtime.plans import Result
 from ultraflash.runtime.request import Generation
@@ -78,16 +79,17 @@ class Session:
     @property
     def room(self) -> int:
         """Drafts that could still become tokens before max_tokens or the context end the answer."""
-        left = min(self.request.max_tokens - self.generated, self.max_seq - len(self.ids))
-        return max(0, min(left - 1, len(self.drafts)))
+        return int(room(len(self.ids), self.end, len(self.drafts)))
 
-    def goes_on(self, rows: int) -> bool:
-        """Whether the step behind one of so many rows will be like it unless that one gives a
-        stop id: room for what both may give, and the same tokens banned.
-        """
-        left = min(self.request.max_tokens - self.generated, self.max_seq - len(self.ids))
-        steady = self.request.ignore_eos or not self._short
-        return steady and 2 * rows <= left
+    @property
+    def end(self) -> int:
+        """Tokens, prompt included, with which the answer ends at the latest."""
+        return min(self.prompt_tokens + self.request.max_tokens, self.max_seq)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another step will come behind the next one unless that one gives a stop id."""
+        return self.end - len(self.ids) > 1 + self.room
 
     def chunk(self, rows: int) -> Part:
         """The next `rows` positions of the prompt as rows of a prefill."""
@@ -97,11 +99,12 @@ class Session:
         """The last `rows` positions of the prompt, processed or not, as rows of a replay."""
         return self._prompt_part(self.prompt_tokens - rows, self.prompt_tokens)
 
-    def verify(self, drafts: int) -> Part:
-        """The token sampled last and `drafts` proposals as rows of a decode step."""
+    def verify(self, drafts: int | None = None) -> Part:
+        """The token sampled last and proposals (all by default) as rows of a decode step."""
         ids = [*self.ids[self.done :], *self.drafts[:drafts]]
         # The prefill, which drew the drafts, was step 0: no number may be drawn twice.
-        return self._part(self.done, ids, self._short, self.steps + 1)
+        part = self._part(self.done, ids, self.steps + 1)
+        return part._replace(end=self.end, confidence=self.confidence)
 
     def advance(self, result: Result) -> None:
         """A decode step has been run."""
@@ -128,7 +131,7 @@ class Session:
                 return tuple(kept), "stop"
             kept.append(token)
             self.ids.append(token)
-            if self.generated >= self.request.max_tokens or len(self.ids) >= self.max_seq:
+            if len(self.ids) >= self.end:
                 return tuple(kept), "length"
         return tuple(kept), None
 
@@ -159,19 +162,13 @@ class Session:
         layout.restore(backend, self.slot, length, point, segments)
         self.done = self.cached = length
 
-    @property
-    def _short(self) -> int:
-        """Tokens that must still come before the answer may end."""
-        return max(0, self.request.min_tokens - self.generated)
-
     def _prompt_part(self, start: int, end: int) -> Part:
-        ids = self.ids[start:end]
-        # A token is drawn behind the last row only, so a ban has to reach that far.
-        return self._part(start, ids, len(ids) if self._short else 0, step=0)
+        return self._part(start, self.ids[start:end], step=0)
 
-    def _part(self, start: int, ids: Sequence[int], num_banned: int, step: int) -> Part:
+    def _part(self, start: int, ids: Sequence[int], step: int) -> Part:
         how = self.request.sampling
         draw = Draw(how.temperature, how.top_p, how.top_k, self.seed, step)
-        if self.request.ignore_eos:
-            num_banned = len(ids)
-        return Part(self.slot, start, ids, draw, self.eos, num_banned)
+        # The token behind the prompt's last position is the answer's first one.
+        enough = self.prompt_tokens - 1 + self.request.min_tokens
+        ban_end = self.max_seq if self.request.ignore_eos else min(enough, self.max_seq)
+        return Part(self.slot, start, ids, draw, self.eos, ban_end)

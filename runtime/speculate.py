@@ -1,6 +1,6 @@
 """How many drafts each session verifies, and what every step teaches about that.
 
-Between the engine's sessions and the width rule (runtime/width.py). `adaptive` is the rule of
+Between the engine's sessions and the width rule (graphs/width.py). `adaptive` is the rule of
 architecture.md section 5; `fixed` takes the profile's thresholds for every request, not only for
 seeded ones; `all` verifies what fits, for comparisons.
 """
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ultraflash.graphs.width import Rule
 from ultraflash.runtime.plans import Result
 from ultraflash.runtime.profiles import Profile
 from ultraflash.runtime.session import Session
@@ -30,14 +31,11 @@ class Widths:
         self.chooser = Chooser.start(profile, max_rows, max_sequences)
         self._ran: set[tuple[int, int]] = set()
 
-    def choose(self, sessions: Sequence[Session]) -> tuple[int, ...]:
-        """Drafts to verify of each session in the next step."""
-        limits = [s.room for s in sessions]
-        if self._mode == "all" or not any(limits):
-            return self._share(limits)
-        confidences = np.array([s.confidence for s in sessions], np.float64)
-        fixed = [self._mode == "fixed" or s.repeatable for s in sessions]
-        return self.chooser.choose(confidences, fixed, limits)
+    def rule(self, sessions: Sequence[Session]) -> Rule:
+        """What decides the widths of these sessions' next step."""
+        if self._mode == "all":
+            return Rule.everything(self.chooser.calibration.block, self._max_rows, len(sessions))
+        return self.chooser.rule([self._mode == "fixed" or s.repeatable for s in sessions])
 
     def learn(
         self, ms: float, confidences: Sequence[Sequence[float]], kept: Sequence[int],
@@ -53,12 +51,3 @@ class Widths:
         self.chooser = self.chooser.observed(
             ms, np.array(confidences), np.array(kept, np.int64), accepted, [False] * len(kept)
         )
-
-    def _share(self, limits: Sequence[int]) -> tuple[int, ...]:
-        """As many as fit, a row to each in turn."""
-        kept, left = [0] * len(limits), self._max_rows - len(limits)
-        while left > 0 and (wanting := [i for i, n in enumerate(limits) if kept[i] < n]):
-            for i in wanting[:left]:
-                kept[i] += 1
-            left -= len(wanting)
-        return tuple(kept)

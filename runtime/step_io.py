@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ultraflash.graphs.width import Rule, room
 from ultraflash.runtime.backend import Array, Runner
 
 NO_SEQUENCE = -1  # slot of a row that belongs to nobody
@@ -27,7 +28,9 @@ class Part(NamedTuple):
     """One sequence's rows in a step.
 
     `ids` stand at positions `start`, `start + 1`, ... of `slot`. The token `banned` may not come
-    behind the first `num_banned` of them. Windows reach back to `window_start` at most.
+    behind those at positions before `ban_end`. Windows reach back to `window_start` at most. Where
+    drafts are among the ids: their confidences, and with how many tokens, prompt included, the
+    sequence ends.
     """
 
     slot: int
@@ -35,13 +38,20 @@ class Part(NamedTuple):
     ids: Sequence[int]
     draw: Draw = Draw()
     banned: int = -1
-    num_banned: int = 0
+    ban_end: int = 0
     window_start: int = 0
+    end: int = 0
+    confidence: Sequence[float] = ()
+
+    @property
+    def room(self) -> int:
+        """Drafts among its ids that could become tokens."""
+        return int(room(self.start + 1, self.end, len(self.ids) - 1))
 
 
 class Desk:
-    """The io of one runner. Where every sequence goes on as in the runner's last step, nothing is
-    written at all: the rest is on the device.
+    """The io of one runner. Where every sequence goes on as in the runner's last step, the host
+    writes the numbers of the width rule: the rest is on the device.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -54,30 +64,37 @@ class Desk:
         """Whether another run now would be the next step of the same sequences."""
         return self._layout is not None
 
-    def holds(self, parts: Sequence[Part], follows: Sequence[bool]) -> bool:
-        """Whether these parts, those that follow being what the device expects, are that step."""
-        return all(follows) and self._layout == [_layout(part) for part in parts]
+    def holds(self, parts: Sequence[Part]) -> bool:
+        """Whether these parts, which follow, are that step."""
+        return self._layout == [_layout(part) for part in parts]
 
-    def write(self, parts: Sequence[Part], follows: Sequence[bool]) -> None:
+    def write(self, parts: Sequence[Part]) -> None:
         """Lay the parts out for the next run."""
-        if not self.holds(parts, follows):
-            write_step(self._runner, parts, follows)
-            self._layout = [_layout(part) for part in parts] if all(follows) else None
+        write_step(self._runner, parts)
+        self._layout = None
+
+    def follow(self, parts: Sequence[Part], rule: Rule) -> None:
+        """The next run continues the parts' slots as far as `rule` lets it."""
+        if not self.holds(parts):
+            write_follow(self._runner, parts)
+            self._layout = [_layout(part) for part in parts]
+        self.decide(rule, 0)
+
+    def decide(self, rule: Rule, place: int) -> None:
+        """Numbers for the next launch to `place`."""
+        for name, value in rule._asdict().items():
+            cut = value[: self._runner.plan.rows] if name == "price" else value
+            _write(self._runner, name, cut, place)
 
 
 def _layout(part: Part) -> object:
     """What the host has to say of a part that follows: not where, which ids and which step."""
-    slot, _, ids, draw, banned, num_banned, window_start = part
-    rows = len(ids)
-    return slot, rows, draw[:4], draw[5], banned, min(num_banned, rows), window_start
+    slot, _, _, draw, banned, ban_end, window_start, end, _ = part
+    return slot, draw[:4], draw[5], banned, ban_end, window_start, end
 
 
-def write_step(runner: Runner, parts: Sequence[Part], follows: Sequence[bool] = ()) -> None:
-    """Lay the parts out row by row; rows and sequences that the plan has beyond them stay idle.
-
-    `follows`: which parts the device continues from their slots' last steps (`FollowRows`), none
-    if empty. What is written of these is what the device has as well.
-    """
+def write_step(runner: Runner, parts: Sequence[Part]) -> None:
+    """Lay the parts out row by row; rows and sequences that the plan has beyond them stay idle."""
     rows, sequences = runner.plan.rows, runner.plan.sequences
     io = {name: np.zeros(rows, np.int32) for name in ("ids", "position", "window_start")}
     io |= {name: np.full(rows, -1, np.int32) for name in ("slot", "banned")}
@@ -88,20 +105,35 @@ def write_step(runner: Runner, parts: Sequence[Part], follows: Sequence[bool] = 
         io["ids"][at:end], io["slot"][at:end] = part.ids, part.slot
         io["position"][at:end] = np.arange(part.start, part.start + len(part.ids))
         io["window_start"][at:end] = part.window_start
-        io["banned"][at : min(at + part.num_banned, end)] = part.banned
+        io["banned"][at : max(at, min(at + part.ban_end - part.start, end))] = part.banned
         row_start[number + 1 :] = at = end
-    switch = np.zeros(sequences, np.int32)
-    switch[: len(follows)] = follows
-    for name, value in (io | {"row_start": row_start, "follows": switch}).items():
+    follows = np.full(sequences, -1, np.int32)
+    for name, value in (io | {"row_start": row_start, "follows": follows}).items():
         _write(runner, name, value)
     if "io.token" in runner.plan.buffers:
         _write_draws(runner, parts)
 
 
-def _write(runner: Runner, name: str, value: Array) -> None:
+def write_follow(runner: Runner, parts: Sequence[Part]) -> None:
+    """What `FollowRows` needs to lay the parts' next steps out, one after the other: as many parts
+    as the plan has sequences.
+    """
+    columns = {
+        "follows": [p.slot for p in parts],
+        "end": [p.end for p in parts],
+        "ban": [p.banned for p in parts],
+        "ban_end": [p.ban_end for p in parts],
+        "window_start": [0] * runner.plan.rows,
+    }
+    for name, values in columns.items():
+        _write(runner, name, np.array(values, np.int32))
+    _write_draws(runner, parts)
+
+
+def _write(runner: Runner, name: str, value: Array, place: int | None = None) -> None:
     # A plan has only the io buffers that its nodes use: a part of a prompt draws no token.
     if f"io.{name}" in runner.plan.buffers:
-        runner.write(f"io.{name}", value)
+        runner.write(f"io.{name}", value, place)
 
 
 def write_constants(runner: Runner) -> None:

@@ -1,9 +1,4 @@
-"""How many drafts a step verifies: the width rule of architecture.md section 5.
-
-A stopping rule, never an argmax. The survival S_i of draft i (counted from 1) is a product over
-confidences c_0 .. c_(i-1), none of which depends on draft i itself; whether draft i stays is
-decided by S_1 .. S_i alone. Choosing the best width afterwards would condition the text on the
-drafts, and the answer would no longer be the target's.
+"""The numbers of the width rule (graphs/width.py), and how they are learnt.
 
     adaptive   keep while S_i >= (T(rows + 1) - T(rows)) * current rate, T the lower convex hull of
                measured step times. On a hull each row costs at least as much as the one before, and
@@ -26,6 +21,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ultraflash.graphs.numerics import F32
+from ultraflash.graphs.width import COMPETES, KNOTS, Rule
 from ultraflash.runtime.calibration import Calibration, sigmoid
 from ultraflash.runtime.errors import ConfigError
 from ultraflash.runtime.profiles import Profile
@@ -37,74 +34,6 @@ I64 = npt.NDArray[np.int64]
 SAMPLES = 15  # newest times of a width, of which the median counts: outlasts 7 disturbed steps
 SMOOTHING = 0.25  # weight of a new median
 RATE_STEPS = 32  # steps after which a step's weight in the rate has faded to 1/e
-
-
-def survival(confidences: F64, calibration: Calibration | None = None) -> F64:
-    """Chance that a draft and all before it are accepted: products of calibrated confidences.
-
-    confidences: [..., B] logits; result: [..., B], never rising. No calibration takes sigmoid(c_i)
-    as it is.
-    """
-    chance = sigmoid(confidences) if calibration is None else calibration.apply(confidences)
-    product: F64 = np.multiply.accumulate(chance, axis=-1)
-    return product
-
-
-def keep_fixed(survivals: F64, thresholds: Sequence[float]) -> I64:
-    """Drafts kept by the fixed rule, each sequence by itself. [S, B], B thresholds -> [S]."""
-    return _before_first_failure(survivals >= np.asarray(thresholds))
-
-
-def keep_adaptive(survivals: F64, hull_ms: F64, rate: float) -> I64:
-    """Drafts kept by the adaptive rule when each sequence has the step to itself. [S, B] -> [S].
-
-    hull_ms: [R] times of 1 .. R rows (`StepTimes.hull_ms`); rate: tokens per ms.
-    """
-    cost = _costs(hull_ms, 1, survivals.shape[-1]) * rate
-    return _before_first_failure(survivals >= cost)
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A sequence that wants rows in a step.
-
-    `survivals` [n] of the drafts that it may keep (n < B near the end of its context or answer).
-    `reserved` drafts are its own whatever the neighbours do: those of the fixed rule for a seeded
-    request; None for one that competes.
-    """
-
-    survivals: F64
-    reserved: int | None = None
-
-
-def share_rows(
-    candidates: Sequence[Candidate], hull_ms: F64, rate: float, max_rows: int
-) -> tuple[int, ...]:
-    """Drafts kept of each sequence: a row each for the anchors, then by largest survival first.
-
-    Stops at the first survival that is not worth its row. That is a stopping rule for each
-    sequence too: a draft competes with what survives more likely, and its own later drafts do not.
-    Among equals the earlier sequence comes first.
-
-    Raises:
-        ConfigError: when anchors and reserved drafts alone exceed `max_rows`.
-    """
-    kept = [c.reserved or 0 for c in candidates]
-    rows = len(kept) + sum(kept)
-    if rows > max_rows:
-        raise ConfigError(
-            f"{len(kept)} sequences need at least {rows} rows, a step has {max_rows}: "
-            f"run fewer sequences or reserve at most {seeded_drafts(max_rows, len(kept))} drafts"
-        )
-    owners = [n for n, c in enumerate(candidates) if c.reserved is None]
-    chance = np.concatenate([np.zeros(0), *(candidates[n].survivals for n in owners)])
-    owner = np.repeat(owners, [len(candidates[n].survivals) for n in owners]).astype(np.int64)
-    # A sequence's survivals never rise: a stable order keeps its rows in order.
-    order = np.argsort(-chance, kind="stable")[: max_rows - rows]
-    worth = chance[order] >= _costs(hull_ms, rows, len(order)) * rate
-    for sequence in owner[order[: _before_first_failure(worth)]].tolist():
-        kept[sequence] += 1
-    return tuple(kept)
 
 
 def seeded_drafts(max_rows: int, max_sequences: int) -> int:
@@ -231,22 +160,19 @@ class Chooser:
         learnt = calibration or Calibration.start(profile.block)
         return cls(profile.thresholds, max_rows, max_sequences, times, rate, learnt)
 
-    def choose(
-        self, confidences: F64, repeatable: Sequence[bool], limits: Sequence[int]
-    ) -> tuple[int, ...]:
-        """Drafts to verify of each sequence in the next step.
+    def rule(self, repeatable: Sequence[bool]) -> Rule:
+        """What decides the widths of the next step.
 
-        confidences: [S, B] logits; repeatable [S]: seeded with temperature above 0, so that the
-        fixed rule holds; limits [S]: drafts that context and answer length leave room for.
+        repeatable [S]: seeded with temperature above 0, so that the fixed rule holds.
         """
-        raw, learnt = survival(confidences), survival(confidences, self.calibration)
-        fixed = keep_fixed(raw, self.thresholds)
-        own = seeded_drafts(self.max_rows, self.max_sequences)
-        candidates = [
-            Candidate(learnt[n, :limit], min(int(fixed[n]), own, limit) if seeded else None)
-            for n, (seeded, limit) in enumerate(zip(repeatable, limits, strict=True))
-        ]
-        return share_rows(candidates, self.times.hull_ms, self.rate.per_ms, self.max_rows)
+        block, own = self.calibration.block, seeded_drafts(self.max_rows, self.max_sequences)
+        learnt = self.calibration.apply(np.repeat(KNOTS[:, None], block, axis=1)).T
+        return Rule(
+            np.stack([np.broadcast_to(sigmoid(KNOTS), learnt.shape), learnt]).astype(np.float32),
+            np.array(self.thresholds, np.float32),
+            prices(self.times.hull_ms, self.rate.per_ms),
+            np.where(repeatable, own, COMPETES).astype(np.int32),
+        )
 
     def observed(
         self, ms: float, confidences: F64, kept: I64, accepted: I64, masked: Sequence[bool]
@@ -264,18 +190,12 @@ class Chooser:
         return replace(self, times=times, rate=rate, calibration=calibration)
 
 
-def _costs(hull_ms: F64, rows: int, more: int) -> F64:
-    """ms that each of `more` rows behind `rows` costs; behind the last time, as much as the last
-    one. [more]."""
-    steps = np.diff(hull_ms) if len(hull_ms) > 1 else np.zeros(1)
-    costs: F64 = steps[np.minimum(np.arange(rows - 1, rows - 1 + more), len(steps) - 1)]
-    return costs
+def prices(hull_ms: F64, rate: float) -> F32:
+    """The survival that each row must exceed to be worth its time, at a rate of tokens per ms. [R]
 
-
-def _before_first_failure(keep: npt.NDArray[np.bool_]) -> I64:
-    """How many leading trues the last axis has. [..., B] -> [...]."""
-    count: I64 = np.logical_and.accumulate(keep, axis=-1).sum(axis=-1, dtype=np.int64)
-    return count
+    hull_ms: [R] times of 1 .. R rows (`StepTimes.hull_ms`). The first row is every step's own.
+    """
+    return (np.diff(hull_ms, prepend=hull_ms[0]) * rate).astype(np.float32)
 
 
 def _above(y: F64, left: int, middle: int, right: int) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.plan import Plan
+from ultraflash.graphs.width import Rule
 from ultraflash.runtime.errors import ConfigError
 from ultraflash.runtime.request import Generation, Sampling
 from ultraflash.runtime.session import Session
@@ -57,7 +58,8 @@ columns:
             host writes all of io, and launches when it has read the record
   gpu       the graph alone, between two events
   gap       microseconds that the GPU is idle between two graphs, by its own clock, of a session
-            whose next step is queued before this one's record is read (Plans.decode, ahead)
+            whose next step is queued before this one's record is read, as the engine does it:
+            the GPU lays the step out itself, and here verifies as many drafts as fit its rows
   host      microseconds of that session's host from the end of a graph until it has queued the one
             behind the next; the GPU is busy meanwhile
   distinct  different experts a layer, of those that independent choices would give
@@ -264,10 +266,11 @@ def _ahead_us(
     session = Session.start("bench", request, SLOT, shard.model.eos, _ENDLESS)
     session.done, session.drafts = len(ids) - 1, (_ID,) * shard.build.block
     stream, runner = shard.backend.stream, shard.decode_runner(rows)
+    rule = Rule.everything(shard.build.block, rows, 1)
     times, host = [], []
     for _ in range(steps):
         seen_ns = stream.ended_ns
-        (result,) = shard.plans.decode([session.verify(rows - 1)], ahead=True)
+        (result,) = shard.plans.decode([session.verify()], rule, ahead=True)
         host.append(1e-3 * (stream.launched_ns - seen_ns))
         times.append(runner.times_ns)
         session.advance(result)

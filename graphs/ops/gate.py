@@ -38,11 +38,12 @@ class Gate(Op):
     """Top-k of sqrt(softplus(logits)) + bias; weights from the unbiased scores, renormalised, times
     the route scale.
 
-    Image rows use their own bias. The logits are a `Linear` in f32.
+    Image rows use their own bias. The logits are a `Linear` in f32. Idle rows go where row 0 goes,
+    so that no expert is read for them alone.
 
     Shapes:
-        logits: [T, N] f32; bias, bias_image: [N] f32; is_image: [T] i32; ids: [T, k] i32 ascending;
-        weight: [T, k] f32.
+        logits: [T, N] f32; bias, bias_image: [N] f32; is_image, slot: [T] i32; ids: [T, k] i32
+        ascending; weight: [T, k] f32.
     """
 
     OUT: ClassVar[tuple[str, ...]] = ("ids", "weight")
@@ -50,6 +51,7 @@ class Gate(Op):
     bias: Ref
     bias_image: Ref
     is_image: Ref
+    slot: Ref
     ids: Ref
     weight: Ref
     k: int
@@ -57,10 +59,17 @@ class Gate(Op):
 
     @staticmethod
     def reference(
-        logits: F32, bias: F32, bias_image: F32, is_image: I32, k: int, scale: float
+        logits: F32,
+        bias: F32,
+        bias_image: F32,
+        is_image: I32,
+        slot: I32,
+        k: int,
+        scale: float,
     ) -> tuple[I32, F32]:
         """float32 throughout."""
-        return route(logits, bias, bias_image, is_image, k, scale)
+        row = np.where(slot < 0, 0, np.arange(len(slot)))
+        return route(logits[row], bias, bias_image, is_image[row], k, scale)
 
     def geometry(self) -> Geometry:
         """A CTA a row; two values an expert and one a choice in shared memory."""

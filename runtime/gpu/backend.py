@@ -101,6 +101,8 @@ class CudaBackend:
         exchange = Exchange.loop_back(world, rank, hop_us)
         return cls(device, weights, cache_dir, exchange=exchange, **options)
 
+    places = CudaRunner.places
+
     @property
     def arch(self) -> str:
         """The GPU's architecture."""

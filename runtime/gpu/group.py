@@ -36,6 +36,8 @@ class GroupBackend:
         self.ranks = ranks
         self.world = len(ranks)
 
+    places = 1  # a graph over several GPUs is captured once, and nothing runs ahead of its record
+
     @classmethod
     def open(
         cls, config: RuntimeConfig, index: CheckpointIndex, model: Model,
@@ -194,8 +196,6 @@ class GroupRunner:
         self._of = dict(zip((id(rank) for rank in backend.ranks), runners, strict=True))
         self._graph: Graph | None = None
 
-    places = 1  # a graph over several GPUs is captured once, and nothing runs ahead of its record
-
     def run(self, span: slice | None = None) -> None:
         """Replay the whole plan, or launch the nodes of `span` one by one; returns when done."""
         if span is None:
@@ -221,6 +221,11 @@ class GroupRunner:
         self._backend.stream.wait()
 
     @property
+    def times_ns(self) -> tuple[int, int]:
+        """When the launch that was waited for last began and ended, by rank 0's clock."""
+        return self._runners[0].times_ns
+
+    @property
     def nodes(self) -> int:
         """Nodes of the captured graph over all ranks, 0 before the first run."""
         return self._graph.nodes if self._graph else 0
@@ -244,7 +249,7 @@ class GroupRunner:
         one = slice(rank, rank + 1)
         return self._backend.each(lambda _: self._runners[rank].download(ref), one)[0]
 
-    def write(self, name: str, value: Array) -> None:
+    def write(self, name: str, value: Array, place: int | None = None) -> None:
         """Put `value` into an io buffer, whose host side the ranks share, or into a scratch buffer.
 
         Raises:
@@ -252,12 +257,12 @@ class GroupRunner:
         """
         ref = self.plan.buffers.get(name)
         if ref is None or ref.life is Life.SCRATCH or name in RARE + RESULTS:
-            self._each(lambda runner: runner.write(name, value))
+            self._each(lambda runner: runner.write(name, value, place))
         else:
-            self._runners[0].write(name, value)
+            self._runners[0].write(name, value, place)
 
     def _step(self, span: slice) -> None:
-        self._each(CudaRunner.copy_in)
+        self._each(lambda runner: runner.copy_in())
         for number in range(len(self.plan.nodes))[span]:
             # All ranks before anybody waits: a collective ends when all have begun it.
             self._each(lambda runner, number=number: runner.queue(number))  # type: ignore[misc]

@@ -78,8 +78,8 @@ class CudaRunner:
 
     Io lies in pinned memory and on the device alike, in three stretches: what the host writes,
     which every step brings in; what is rarely written, which goes over when it is; and the record,
-    which every step brings out. Of the record's place pinned memory has two, with a graph for each:
-    a step may be queued while the record of the one before it is still to be read.
+    which every step brings out. Of the first and the last pinned memory has two places, with a
+    graph for each: a step may be queued while the one before it is under way.
     """
 
     places = 2
@@ -133,7 +133,7 @@ class CudaRunner:
     def wait(self, place: int = 0) -> None:
         """Wait for the latest launch to `place`, without holding the interpreter lock."""
         self._backend.stream.wait(self._done[place])
-        self._io |= self._records[place]
+        self._io |= self._of_place[place]
         self._place = place
 
     @property
@@ -173,8 +173,9 @@ class CudaRunner:
             raise DeviceError(f"plan {self.plan.name} has no buffer {name!r}")
         return self.download(ref)
 
-    def write(self, name: str, value: Array) -> None:
-        """Put `value` into an io or scratch buffer.
+    def write(self, name: str, value: Array, place: int | None = None) -> None:
+        """Put `value` into an io or scratch buffer, where steps bring it in before launches to
+        every place, or to one.
 
         Raises:
             DeviceError: when the plan has no such buffer, or the shape differs.
@@ -184,10 +185,13 @@ class CudaRunner:
             raise DeviceError(f"plan {self.plan.name} has no io or scratch buffer {name!r}")
         if value.shape != ref.shape:
             raise DeviceError(f"buffer {ref} cannot take an array of shape {value.shape}")
-        if name in self._io:
+        if name in RARE or name in RESULTS:  # steps bring in neither
             self._io[name][...] = value
-            if name in RARE or name in RESULTS:  # steps bring in neither
-                upload(self._io_at[name], self._io[name])
+            upload(self._io_at[name], self._io[name])
+            return
+        if name in self._io:
+            for views in self._of_place if place is None else [self._of_place[place]]:
+                views[name][...] = value
             return
         host = np.ascontiguousarray(value, np.float32) if ref.dtype == "bf16" else value
         upload(self._addresses(ref)[0], bf16_bits(host) if ref.dtype == "bf16" else host)
@@ -208,27 +212,30 @@ class CudaRunner:
         host = [ref for ref in refs if ref not in record and ref not in rare]
         sizes = {r.name: -(-r.nbytes // _IO_ALIGNMENT) * _IO_ALIGNMENT for r in refs}
         self._host_bytes = sum(sizes[ref.name] for ref in host)
-        self._record_at = sum(sizes[ref.name] for ref in host + rare)
+        self._record_at = sum(sizes[ref.name] for ref in rare + host)
         # A record ends with the times of the step's first copy; those of the last one follow them.
         self._record_bytes = sum(sizes[ref.name] for ref in record) + _TIMES_BYTES
         stride = self._record_bytes - _TIMES_BYTES + _IO_ALIGNMENT
-        self.pinned = shared or Pinned(self._record_at + self.places * stride)
-        self._io_base = allocate(self._record_at + stride, "io")
-        self._record_in = [
-            self.pinned.address + self._record_at + n * stride for n in range(self.places)
-        ]
+        # Pinned memory begins with what is rarely written and goes on with the places, each as the
+        # device has it: what the host writes, then the record.
+        rare_bytes = sum(sizes[ref.name] for ref in rare)
+        place_bytes = self._host_bytes + stride
+        self.pinned = shared or Pinned(rare_bytes + self.places * place_bytes)
+        self._io_base = allocate(rare_bytes + place_bytes, "io")
+        self._place_at = [rare_bytes + n * place_bytes for n in range(self.places)]
         self._io: dict[str, Array] = {}
         self._io_at: dict[str, Address] = {}
-        self._records: list[dict[str, Array]] = [{} for _ in range(self.places)]
+        self._of_place: list[dict[str, Array]] = [{} for _ in range(self.places)]
         offset = 0
-        for ref in host + rare + record:
+        for ref in rare + host + record:
             view = partial(self.pinned.view, shape=ref.shape, dtype=STORED[ref.dtype])
             self._io[ref.name], self._io_at[ref.name] = view(offset), self._io_base + offset
-            for number, held in enumerate(self._records if ref in record else ()):
-                held[ref.name] = view(offset + number * stride)
+            for number, views in enumerate(() if ref in rare else self._of_place):
+                views[ref.name] = view(offset + number * place_bytes)
             offset += sizes[ref.name]
         self._times = [
-            self.pinned.view(offset + n * stride, (2, 2), np.uint64) for n in range(self.places)
+            self.pinned.view(offset + n * place_bytes, (2, 2), np.uint64)
+            for n in range(self.places)
         ]
         self._place = 0  # whose record is read
 
@@ -239,10 +246,14 @@ class CudaRunner:
             return (self._backend.state(ref),)
         return (self._io_at[ref.name] if ref.life is Life.IO else self._scratch[ref.name],)
 
-    def copy_in(self) -> None:
+    def copy_in(self, place: int = 0) -> None:
         """Queue what the host wrote."""
         times = self._io_base + self._record_at + self._record_bytes - _TIMES_BYTES
-        self._copy_words(self.pinned.address, self._io_base, self._host_bytes, times)
+        from_host, to = (
+            self.pinned.address + self._place_at[place],
+            self._io_base + self._place_at[0],
+        )
+        self._copy_words(from_host, to, self._host_bytes, times)
 
     def queue(self, number: int) -> None:
         """Queue a node."""
@@ -251,7 +262,8 @@ class CudaRunner:
 
     def copy_out(self, place: int = 0) -> None:
         """Queue what the host reads."""
-        to, size = self._record_in[place], self._record_bytes
+        to = self.pinned.address + self._place_at[place] + self._host_bytes
+        size = self._record_bytes
         self._copy_words(self._io_base + self._record_at, to, size, to + size)
 
     def examine(self, number: int) -> None:
@@ -275,7 +287,7 @@ class CudaRunner:
         return bf16_from_bits(stored) if ref.dtype == "bf16" else stored
 
     def _step(self, span: slice, place: int = 0) -> None:
-        self.copy_in()
+        self.copy_in(place)
         for number in range(len(self._launches))[span]:
             self.queue(number)
             if self._backend.check:
@@ -291,7 +303,7 @@ class CudaRunner:
 
     def _capture(self, place: int) -> Graph:
         graph = Graph(self._backend.stream)
-        self.copy_in()
+        self.copy_in(place)
         for number in range(len(self._launches)):
             self.queue(number)
         self.copy_out(place)

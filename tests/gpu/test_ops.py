@@ -13,6 +13,7 @@ from helpers.device import REHEARSAL, report, sized
 from helpers.device_checks import Worst
 from helpers.device_ops import Case, Ops, release_cases, run_case, tiny_cases
 from helpers.device_weights import Shelf
+from ultraflash.graphs.ops.follow_rows import FollowRows
 from ultraflash.graphs.plan import Life
 
 pytestmark = pytest.mark.gpu
@@ -63,3 +64,9 @@ def test_release(ops: Ops, shelf: Shelf, kind: str, world: int) -> None:
     chosen = [case for case in release_cases(world) if type(case.op).__name__ == kind]
     chosen = [case for case in chosen if fits_here(case)]
     run_all(ops, shelf, chosen, RELEASE_TRIALS, f"world {world} {kind}")
+
+
+def test_the_device_decides_as_the_host_does(ops: Ops, shelf: Shelf) -> None:
+    """Many more times than other operations are tried: a seed repeats whoever decides."""
+    chosen = [case for case in tiny_cases() if isinstance(case.op, FollowRows)]
+    run_all(ops, shelf, chosen, sized(400, 20), "follow_rows")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,9 @@ import pytest
 
 from helpers.device import BACKEND, REHEARSAL, count, report
 from helpers.device_rig import BLOCK, CHUNK, OF_ROW, OF_SEQUENCE, TINY, DeviceRig
+from helpers.engines import ahead, open_engine
+from ultraflash.graphs.width import Rule
+from ultraflash.runtime import Engine
 from ultraflash.runtime.backend import Runner
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.plans import Plans
@@ -33,6 +37,8 @@ REPLAYS = count("UF_GPU_REPLAYS", 100_000, 200)
 ROUND = 100  # steps behind a prompt
 SILENCE_S = 120  # a round takes a fraction of a second: longer is a hang
 LEAK_BYTES, GROWTH_BYTES = 4 << 20, 32 << 20
+MOST_IDLE_US = 15  # between two graphs, at p99
+ROWS = 6  # of the engine's steps: a block of five drafts
 SLOT, PROMPT = 1, tuple(np.random.default_rng(1).integers(3, 480, 40).tolist())
 
 
@@ -116,17 +122,81 @@ def answered(rig: DeviceRig, plans: Plans, request: Generation, rows: int) -> It
         session.done += len(part.ids)
     assert result, "a prompt ends with a result"
     session.take(result)
-    ended_ns = 0
+    ended_ns, rule = 0, Rule.everything(BLOCK, rows, 1)
     for step in range(ROUND):
         seen_ns = stream.ended_ns
-        ahead = step < ROUND - 1 and session.goes_on(rows)
-        (result,) = plans.decode([session.verify(rows - 1)], ahead)
+        ahead = step < ROUND - 1 and session.goes_on
+        (result,) = plans.decode([session.verify()], rule, ahead)
         host_us = 1e-3 * (stream.launched_ns - seen_ns)
-        began_ns, last_ns = getattr(runner, "times_ns", (0, 0))
+        began_ns, last_ns = runner.times_ns
         idle_us, ended_ns = 1e-3 * (began_ns - ended_ns), last_ns
         session.advance(result)
         tokens, _ = session.take(result)
         yield Took(tokens, idle_us, host_us)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("replay")
+    opened = open_engine(folder, backend=BACKEND, max_seq=256, store_bytes=0, max_rows=ROWS)
+    yield ahead(opened) if REHEARSAL else opened
+    opened.close()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), SAMPLING], ids=["greedy", "seeded"])
+def test_the_engines_loop_never_waits_for_the_host(engine: Engine, sampling: Sampling) -> None:
+    """With drafts, of which the device chooses how many a step verifies."""
+    ask = Generation(PROMPT, 2 * ROUND, sampling, ignore_eos=True)
+    waiting: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_repeats", lambda sessions: False)
+        looped(engine, ask, [])  # graphs are captured
+        widths, want = looped(engine, ask, waiting)
+        patch.setattr(engine._backend, "places", 1, raising=False)
+        assert looped(engine, ask, [])[1] == want, "the host chooses otherwise"
+    idle: list[float] = []
+    steps = rounds = 0
+    began = time.perf_counter()
+    while steps < REPLAYS:
+        faulthandler.dump_traceback_later(SILENCE_S, exit=True)
+        rows, answer = looped(engine, ask, idle)
+        faulthandler.cancel_dump_traceback_later()
+        assert answer == want, f"another answer in round {rounds}"
+        assert not sampling.temperature or rows == widths, f"other widths in round {rounds}"
+        steps, rounds = steps + len(rows), rounds + 1
+    report(
+        f"{steps} steps of {rounds} {'seeded' if sampling.temperature else 'greedy'} answers in "
+        f"{time.perf_counter() - began:.0f} s, rows {dict(sorted(Counter(widths).items()))}: "
+        f"device idle {spread(idle)}; launched behind records {spread(waiting)}"
+    )
+    assert len(idle) > 0.8 * steps, "most steps are queued ahead"
+    if not REHEARSAL:
+        assert np.percentile(idle, 99) <= MOST_IDLE_US
+
+
+def looped(engine: Engine, ask: Generation, idle: list[float]) -> tuple[list[int], list[int]]:
+    """Rows of each decode step of an answer, and its tokens. `idle` takes microseconds between the
+    graphs of two steps, of those that were queued ahead or, where none is, of all.
+    """
+    plans, ended_ns = engine._plans, 0
+    rows: list[int] = []
+    tokens: list[int] = []
+    queued: list[tuple[bool, float]] = []
+    engine.submit("loop", ask)
+    while engine.has_work:
+        before = plans._ahead
+        for step in engine.step():
+            tokens += step.tokens
+            if step.rows:  # not the end of the prompt
+                wide = engine._backend.places > 1
+                runner = plans.decode_runner(ROWS if wide else step.rows, 1)
+                began_ns, last_ns = runner.times_ns
+                queued.append((before is not None, 1e-3 * (began_ns - ended_ns)))
+                rows.append(step.rows)
+                ended_ns = last_ns
+    some = any(ahead for ahead, _ in queued)
+    idle += [us for ahead, us in queued[1:] if ahead or not some]
+    return rows, tokens
 
 
 class NoClock:

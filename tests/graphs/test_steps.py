@@ -258,7 +258,8 @@ def test_io_buffers(plan: Plan, rows: int, sequences: int, sampled: int) -> None
         assert shapes.pop(name) == ((sequences,), "f32")
     assert shapes.pop("row_start") == ((sequences + 1,), "i32")
     if plan.name == "decode":
-        assert shapes.pop("follows") == ((sequences,), "i32")
+        for name in ("follows", "end", "ban", "ban_end", "kept"):
+            assert shapes.pop(name) == ((sequences,), "i32")
     assert shapes.pop("seed") == ((sequences,), "u64")
     assert shapes.pop("mask") == ((rows, 512 // 32), "u32")
     assert shapes.pop("bias_ids") == ((sequences, MAX_BIASES), "i32")
@@ -269,6 +270,11 @@ def test_io_buffers(plan: Plan, rows: int, sequences: int, sampled: int) -> None
     if "draft.q" in plan.buffers:
         assert shapes.pop("drafts") == ((sequences, 5), "i32")
         assert shapes.pop("confidence") == ((sequences, 5), "f32")
+        if plan.name == "decode":
+            assert shapes.pop("own") == ((sequences,), "i32")
+            assert shapes.pop("threshold") == ((5,), "f32")
+            assert shapes.pop("chance") == ((2, 5, 65), "f32")
+            assert shapes.pop("price") == ((rows,), "f32")
     assert not shapes
 
 

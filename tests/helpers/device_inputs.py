@@ -301,7 +301,27 @@ def _draft_rows(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | No
 
 
 def _follow_rows(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:
-    made["follows"] = rng.integers(0, 2, op.follows.shape).astype(np.int32)
+    """Now and then the host's own step; answers that end soon or late, rows shared in every way."""
+    sequences, slots = op.follows.shape[0], op.next_ids.shape[0]
+    if rng.random() < 0.2:
+        made["follows"] = np.full(sequences, -1, np.int32)
+        return
+    made["follows"] = rng.permutation(slots)[:sequences].astype(np.int32)
+    made["next_at"] = rng.integers(0, _FAR, op.next_at.shape).astype(np.int32)
+    start = made["next_at"][made["follows"], 0]
+    for name in ("end", "ban_end"):
+        made[name] = (start + rng.integers(0, 12, sequences)).astype(np.int32)
+    if op.chance is None:
+        return
+    block = op.threshold.shape[0]
+    most = (op.ids.shape[0] - sequences) // sequences  # rows of a sequence's own are always there
+    made["own"] = np.minimum(rng.integers(-1, block + 1, sequences), most).astype(np.int32)
+    made["chance"] = np.sort(rng.random(op.chance.shape)).astype(np.float32)
+    made["next_confidence"] = rng.normal(2, 4, op.next_confidence.shape).astype(np.float32)
+    if rng.random() < 0.5:  # equal survivals
+        made["next_confidence"][1:] = made["next_confidence"][0]
+    made["threshold"] = np.sort(rng.random(block) ** 2)[::-1].astype(np.float32)
+    made["price"] = np.sort(rng.random(op.price.shape) ** 3).astype(np.float32)
 
 
 def _last_io(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | None) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ultraflash.graphs.width import Rule
 from ultraflash.runtime.plans import Plans, Result
 from ultraflash.runtime.step_io import Part
 
@@ -47,9 +48,11 @@ class ForcedDrafts(Plans):
         result = super().prefill(part, ends)
         return self._force(part, result) if result else None
 
-    def decode(self, parts: list[Part], ahead: bool = False) -> list[Result]:
-        assert not ahead, "what is forced is not what the device would go on with"
-        results = super().decode(parts)
+    def decode(
+        self, parts: list[Part], rule: Rule | None = None, ahead: bool = False
+    ) -> list[Result]:
+        # Never ahead: what is forced is not what the device would go on with.
+        results = super().decode(parts, rule)
         self.lengths.update(r.accepted for r in results)
         return [self._force(p, r) for p, r in zip(parts, results, strict=True)]
 
@@ -66,4 +69,4 @@ class ForcedDrafts(Plans):
             drafts[wrong] = (
                 drafts[wrong] + 1 + int(self._rng.integers(self._vocab - 1))
             ) % self._vocab
-        return Result(result.accepted, result.token, tuple(drafts), result.confidence)
+        return result._replace(drafts=tuple(drafts))

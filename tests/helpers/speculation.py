@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ultraflash.graphs.draw import pick_many
-from ultraflash.graphs.numerics import F64
+from ultraflash.graphs.numerics import F32, F64
 from ultraflash.graphs.philox import U64, Purpose, uniform
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.verify import block_verify, token_verify, verify_draws
-from ultraflash.runtime.width import keep_adaptive, keep_fixed, lower_hull, survival
+from ultraflash.graphs.width import KNOTS, keep_fixed, survival
+from ultraflash.runtime.calibration import sigmoid
+from ultraflash.runtime.width import lower_hull, prices
 
 PROMPT = 7  # tokens before the answer: the first emitted token stands at this position
 TOKENS = 4  # emitted tokens whose joint distribution is looked at
@@ -147,14 +149,18 @@ class Speculation:
 
     def keep(self, before: I32) -> I32:
         """Drafts kept, by the engine's rules. before: [N, B+1] anchor and drafts."""
-        survivals = survival(self.confidences(before))
+        survivals = self.survivals(before)
         if self.width == "fixed":
-            kept = keep_fixed(survivals, self.thresholds[: self.toy.block])
-        elif self.width == "adaptive":
-            kept = keep_adaptive(survivals, lower_hull(self.times_ms), self.rate)
-        else:
-            kept = np.full(len(before), self.toy.block)
-        return kept.astype(np.int32)
+            return keep_fixed(survivals, np.array(self.thresholds[: self.toy.block], np.float32))
+        if self.width == "adaptive":
+            price = prices(lower_hull(self.times_ms), self.rate)
+            return keep_fixed(survivals, price[1 : 1 + self.toy.block])
+        return np.full(len(before), self.toy.block, np.int32)
+
+    def survivals(self, before: I32) -> F32:
+        """Of the drafts behind each anchor, by uncalibrated confidences. [N, B]."""
+        raw = np.tile(sigmoid(KNOTS).astype(np.float32), (self.toy.block, 1))
+        return survival(self.confidences(before).astype(np.float32), raw)
 
     def step_number(self, number: int) -> int:
         """`step` of the number-th decode step; the prefill has 0."""

@@ -8,7 +8,6 @@ from helpers.speculation import Speculation
 from ultraflash.graphs.numerics import F64
 from ultraflash.graphs.philox import U64, Purpose, uniform
 from ultraflash.graphs.rows import I32
-from ultraflash.runtime.width import survival
 
 
 class PositionKeys(Speculation):
@@ -44,7 +43,7 @@ class ArgmaxWidth(Speculation):
     on the confidence behind it, and so on the draft."""
 
     def keep(self, before: I32) -> I32:
-        survivals = survival(self.confidences(before))
+        survivals = self.survivals(before)
         tokens = 1 + np.concatenate([np.zeros((len(before), 1)), np.cumsum(survivals, 1)], 1)
         best: I32 = (tokens / self.times_ms[: tokens.shape[1]]).argmax(axis=1).astype(np.int32)
         return best

@@ -16,6 +16,7 @@ from helpers.properties import examples
 from helpers.tiny import tensors
 from ultraflash.graphs.ops.gate import Gate, route
 from ultraflash.graphs.ops.linear import Linear
+from ultraflash.graphs.rows import I32
 
 SCALE = 1.5
 
@@ -23,6 +24,11 @@ SCALE = 1.5
 def score(logit: float) -> float:
     """sqrt(softplus), the identity above 20."""
     return math.sqrt(logit if logit > 20 else math.log1p(math.exp(logit)))
+
+
+def live(rows: int) -> I32:
+    """Slots of rows none of which is idle."""
+    return np.arange(rows, dtype=np.int32)
 
 
 @pytest.mark.parametrize("which", ["full", "tiny"])
@@ -34,7 +40,7 @@ def test_against_the_authors(which: str) -> None:
     want_ids, want = golden[f"{which}.ids_sorted"], golden[f"{which}.w_sorted"]
     logits = Linear.reference(x, w.astype(np.float64), groups=1, rounded=False)
     ids, weights = Gate.reference(
-        logits, bias, bias_vl, is_image.astype(np.int32), want_ids.shape[1], SCALE
+        logits, bias, bias_vl, is_image.astype(np.int32), live(len(x)), want_ids.shape[1], SCALE
     )
     assert ids.dtype == np.int32
     assert np.array_equal(ids, want_ids)
@@ -47,7 +53,7 @@ def test_against_float64(rng: np.random.Generator, rows: int, experts: int, k: i
     logits = (2 * rng.normal(size=(rows, experts))).astype(np.float32)
     bias, bias_vl = (rng.normal(size=experts).astype(np.float32) for _ in range(2))
     is_image = (np.arange(rows) % 2).astype(np.int32)
-    ids, weights = Gate.reference(logits, bias, bias_vl, is_image, k, SCALE)
+    ids, weights = Gate.reference(logits, bias, bias_vl, is_image, live(rows), k, SCALE)
     assert ids.shape == weights.shape == (rows, k)
     assert weights.dtype == np.float32
     for row in range(rows):
@@ -73,6 +79,17 @@ def test_image_rows_have_their_own_bias() -> None:
     text, image = np.array([1, 0, 0, 0], np.float32), np.array([0, 0, 0, 1], np.float32)
     ids, _ = route(logits, text, image, np.array([0, 1], np.int32), 1, SCALE)
     assert ids.tolist() == [[0], [3]]
+
+
+def test_idle_rows_go_where_the_first_row_goes(rng: np.random.Generator) -> None:
+    logits = rng.normal(size=(5, 40)).astype(np.float32)
+    bias = rng.normal(size=40).astype(np.float32)
+    image, slot = np.array([1, 0, 0, 0, 0], np.int32), np.array([3, 0, 3, -1, -1], np.int32)
+    ids, weights = Gate.reference(logits, bias, -bias, image, slot, 6, SCALE)
+    all_ids, all_weights = Gate.reference(logits, bias, -bias, image, live(5), 6, SCALE)
+    assert np.array_equal(ids, all_ids[[0, 1, 2, 0, 0]])
+    assert np.array_equal(weights, all_weights[[0, 1, 2, 0, 0]])
+    assert (all_ids[3:] != ids[3:]).any()
 
 
 def test_a_single_expert_is_not_renormalised() -> None:
@@ -115,8 +132,8 @@ def test_rows_stand_alone(rng: np.random.Generator, choice: Choice) -> None:
     bias: F32 = bf16(rng.normal(size=384))
     image = (np.arange(16) % 5 == 0).astype(np.int32)
     assert_rows_alone(
-        lambda rows, is_image: Gate.reference(rows, bias, -bias, is_image, 6, SCALE),
-        [logits, image],
+        lambda rows, is_image, slot: Gate.reference(rows, bias, -bias, is_image, slot, 6, SCALE),
+        [logits, image, live(16)],
         choice,
     )
 
@@ -126,6 +143,7 @@ OP = Gate(
     weight("b", 384, dtype="f32"),
     weight("bi", 384, dtype="f32"),
     io("im", 6),
+    io("s", 6),
     scratch("ids", 6, 6, dtype="i32"),
     scratch("wt", 6, 6, dtype="f32"),
     6,
@@ -134,7 +152,7 @@ OP = Gate(
 
 
 def test_launch() -> None:
-    assert_launch(OP, "gate", ("l", "b", "bi", "im", "ids", "wt"), k=6, scale=SCALE)
+    assert_launch(OP, "gate", ("l", "b", "bi", "im", "s", "ids", "wt"), k=6, scale=SCALE)
 
 
 @pytest.mark.parametrize(("experts", "k"), [(8, 3), (384, 6), (512, 64)])
@@ -145,4 +163,4 @@ def test_shared_memory_grows_with_experts(experts: int, k: int) -> None:
 
 def test_cost_of_the_release() -> None:
     """Logits and choices of six rows, two biases; the projection is a linear's (model.md 4.11)."""
-    assert_cost(OP, 6 * (384 * 4 + 4 + 6 * (4 + 4)) + 2 * 384 * 4)
+    assert_cost(OP, 6 * (384 * 4 + 2 * 4 + 6 * (4 + 4)) + 2 * 384 * 4)

@@ -10,8 +10,8 @@ import pytest
 
 from ultraflash import ptx
 
-# One CTA a sequence, which takes long; and both ends of a step, which may stand behind other GPUs.
-LATE = ("accept", "draft_sample", "host/copy_words")
+# Both ends of a step, which may stand behind other GPUs.
+LATE = ("host/copy_words",)
 
 FILES = {
     "uf/types.cuh": "typedef int word;\n",

@@ -14,6 +14,7 @@ import pytest
 from helpers.engines import (
     MAX_SEQ,
     Answer,
+    ahead,
     alone,
     collected,
     drain,
@@ -34,24 +35,27 @@ ASKS = {"one": greedy(1, 20, 12, ignore_eos=True), "two": seeded(2, 9, 15, ignor
 
 @pytest.fixture
 def plain(engine_cache: Path) -> Iterator[Engine]:
-    """An engine without drafting: it knows what its next step will be."""
+    """An engine without drafting, as on a GPU: a step may be queued behind one under way."""
     if not PLAIN:
-        PLAIN.append(open_engine(engine_cache, draft_block=0, store_bytes=0))
+        PLAIN.append(ahead(open_engine(engine_cache, draft_block=0, store_bytes=0)))
     yield PLAIN[0]
     PLAIN[0].close()
 
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of the first part of every step that the host wrote."""
+    """Rows of the plan of every step that the host laid out, or told who goes on."""
     seen: list[int] = []
 
-    def counted(runner: Any, parts: Any, follows: Any = ()) -> None:
-        seen.append(len(parts[0].ids))
-        write(runner, parts, follows)
+    def counted(write: Any) -> Any:
+        def call(runner: Any, parts: Any) -> None:
+            seen.append(runner.plan.rows)
+            write(runner, parts)
 
-    write = step_io.write_step
-    monkeypatch.setattr(step_io, "write_step", counted)
+        return call
+
+    for name in ("write_step", "write_follow"):
+        monkeypatch.setattr(step_io, name, counted(getattr(step_io, name)))
     return seen
 
 
@@ -71,7 +75,7 @@ def test_the_host_writes_a_sequence_that_goes_on_once(
         writes.clear()
         assert alone(plain, ask) == want[key]
         # Its prompt in chunks of 16 and 4 at most, and its first step.
-        assert writes == [*[16] * (len(ask.ids) // 16), len(ask.ids) % 16, 1]
+        assert writes == [*[16] * (len(ask.ids) // 16), 16 if len(ask.ids) % 16 > 4 else 4, 1]
 
 
 def test_drafts_that_are_the_devices_own_are_not_written(
@@ -118,8 +122,8 @@ def test_what_is_queued_for_an_answer_that_ends(
     queued: list[bool] = []
     decode = Plans.decode
 
-    def watched(self: Plans, parts: Any, ahead: bool = False) -> Any:
-        results = decode(self, parts, ahead)
+    def watched(self: Plans, parts: Any, rule: Any, ahead: bool = False) -> Any:
+        results = decode(self, parts, rule, ahead)
         queued.append(self._ahead is not None)
         return results
 
@@ -165,7 +169,7 @@ def test_points_taken_while_a_step_is_under_way(
     """Same bytes under the same keys as without such steps: where the answer goes on behind them,
     and at its end, where a stop id leaves a row too many.
     """
-    engine = open_engine(engine_cache, draft_block=0, segment_tokens=8)
+    engine = ahead(open_engine(engine_cache, draft_block=0, segment_tokens=8))
     ids, _ = alone(engine, LONG)
     ask = replace(LONG, stop_ids=frozenset({ids[stop_of(ids, 20)]}))
     kept: list[LocalStore] = []
@@ -178,12 +182,12 @@ def test_points_taken_while_a_step_is_under_way(
             assert alone(engine, ask) == (ids[: stop_of(ids, 20)], "stop")
         drain(engine)
         kept.append(store)
-    plain, ahead = kept
+    plain, queued = kept
     lengths = sorted(entry.point.length for entry in plain._entries.values())
     assert {24, 32} < set(lengths)
     assert lengths[-1] == 20 + stop_of(ids, 20)
-    assert ahead._entries == plain._entries
-    assert ahead._segments == plain._segments
+    assert queued._entries == plain._entries
+    assert queued._segments == plain._segments
     engine.close()
 
 

@@ -65,7 +65,7 @@ def expected(rig: DraftRig, engine: Engine, request: Generation) -> list[int]:
     logits[eos] = -np.inf
     tokens = [int(logits.argmax())]
     while len(tokens) < request.max_tokens:
-        part = Part(0, len(ids), tokens[-1:], banned=eos, num_banned=1)
+        part = Part(0, len(ids), tokens[-1:], banned=eos, ban_end=len(ids) + 1)
         ids.append(tokens[-1])
         tokens.append(rig.decode(part)[0].token)
     return tokens

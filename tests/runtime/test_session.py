@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ultraflash.runtime.request import Generation
@@ -27,11 +29,20 @@ def test_chunks_go_through_the_prompt() -> None:
     assert (tail.start, list(tail.ids)) == (14, list(range(114, 120)))
 
 
-@pytest.mark.parametrize(("min_tokens", "banned"), [(0, 0), (1, 8), (5, 8)])
-def test_a_prompt_bans_eos_behind_its_last_row(min_tokens: int, banned: int) -> None:
-    """The token is drawn there, and nowhere else."""
-    part = session(min_tokens=min_tokens).chunk(8)
-    assert (part.banned, part.num_banned) == (EOS, banned)
+@pytest.mark.parametrize("min_tokens", [0, 1, 5])
+def test_a_prompt_bans_eos_behind_its_last_row(min_tokens: int) -> None:
+    """A token is drawn there, and nowhere else; the ban is the same for all that comes."""
+    s = session(min_tokens=min_tokens)
+    assert (s.chunk(8).banned, s.chunk(8).ban_end) == (EOS, 19 + min_tokens)
+    s.done, s.drafts = 20, (7,)
+    s.emit([200])
+    assert (s.verify().banned, s.verify().ban_end) == (EOS, 19 + min_tokens)
+
+
+def test_a_ban_never_ends_where_eos_is_ignored() -> None:
+    s = session()
+    s.request = replace(s.request, ignore_eos=True)
+    assert s.chunk(8).ban_end == MAX_SEQ
 
 
 def test_drafts_are_banned_from_ending_too_soon() -> None:
@@ -39,9 +50,9 @@ def test_drafts_are_banned_from_ending_too_soon() -> None:
     s.done, s.drafts = 20, (7, 7, 7, 7, 7)
     s.emit([200, 201])
     s.done = 21
-    part = s.verify(5)
+    part = s.verify()
     assert list(part.ids) == [201, 7, 7, 7, 7, 7]
-    assert part.num_banned == 2  # behind rows 0 and 1 come tokens 3 and 4
+    assert part.ban_end - part.start == 2  # behind rows 0 and 1 come tokens 3 and 4
 
 
 def test_what_counts_when_a_stop_came_among_accepted_drafts() -> None:
@@ -54,21 +65,21 @@ def test_what_counts_when_a_stop_came_among_accepted_drafts() -> None:
     assert (s.done, s.known) == (24, 23)
 
 
-def test_whether_the_next_step_is_like_this_one() -> None:
-    """Not if EOS becomes possible, nor if the answer or the context may end with this one."""
+def test_whether_another_step_comes_behind_the_next_one() -> None:
+    """Not where the answer or the context may end with that one."""
 
-    def goes_on(rows: int, **how: int) -> bool:
+    def goes_on(drafts: int, **how: int) -> bool:
         s = session(**how)
+        s.drafts = (7,) * drafts
         s.emit([200, 201])
-        return s.goes_on(rows)
+        return s.goes_on
 
-    assert goes_on(1)
-    assert goes_on(1, max_tokens=4)
-    assert not goes_on(1, max_tokens=3)
-    assert goes_on(3, max_tokens=8)
-    assert not goes_on(3, max_tokens=7)
-    assert not goes_on(1, min_tokens=3)
-    assert goes_on(1, min_tokens=2)
+    assert goes_on(0, max_tokens=4)
+    assert not goes_on(0, max_tokens=3)
+    assert goes_on(5, max_tokens=9)
+    assert not goes_on(5, max_tokens=8)  # it may give six tokens
+    assert goes_on(5, prompt=55, max_tokens=99)
+    assert not goes_on(5, prompt=56, max_tokens=99)
 
 
 def test_the_last_token_of_a_cut_answer_was_never_processed() -> None:

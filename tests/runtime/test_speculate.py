@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ultraflash.graphs.width import KNOTS
 from ultraflash.runtime import ConfigError, Generation, Sampling
 from ultraflash.runtime.plans import Result
 from ultraflash.runtime.profiles import select_profile
@@ -46,6 +47,14 @@ def widths(mode: str = "adaptive", max_rows: int = 8, max_sequences: int = 2) ->
     return Widths(mode, select_profile("cpu", 1, B), max_rows, max_sequences)
 
 
+def choose(rule: Widths, sessions: Sequence[Session]) -> tuple[int, ...]:
+    """Drafts of each session that the next step verifies."""
+    confidence = np.array([s.confidence or (0.0,) * B for s in sessions], np.float32)
+    limits = np.array([s.room for s in sessions], np.int32)
+    numbers = rule.rule(sessions)
+    return tuple(numbers.kept(confidence, limits, len(numbers.price)).tolist())
+
+
 def taught(rule: Widths, rows: int, ms: float, accepted: int = 0, steps: int = 40) -> None:
     """Steps of one sequence: so many rows, so long, so many drafts accepted."""
     for _ in range(steps + 1):  # the first one does not count
@@ -57,7 +66,7 @@ def taught(rule: Widths, rows: int, ms: float, accepted: int = 0, steps: int = 4
 def test_all_modes_give_each_session_a_number(mode: str) -> None:
     rule = widths(mode)
     for sessions in ([session()], [session(), seeded()], [seeded(), seeded()]):
-        kept = rule.choose(sessions)
+        kept = choose(rule, sessions)
         assert len(kept) == len(sessions)
         assert all(0 <= n <= s.room for n, s in zip(kept, sessions, strict=True))
         assert len(kept) + sum(kept) <= 8
@@ -67,8 +76,8 @@ def test_all_modes_give_each_session_a_number(mode: str) -> None:
 @pytest.mark.parametrize("room", range(B + 1))
 def test_nobody_verifies_what_could_not_become_a_token(mode: str, room: int) -> None:
     for make in (session, seeded):
-        assert widths(mode).choose([make(SURE, room)])[0] <= room
-    assert widths("all").choose([session(HOPELESS, room)]) == (room,)
+        assert choose(widths(mode), [make(SURE, room)])[0] <= room
+    assert choose(widths("all"), [session(HOPELESS, room)]) == (room,)
 
 
 @every_mode
@@ -76,20 +85,20 @@ def test_sessions_without_drafts_decode_plainly(mode: str) -> None:
     """A server that does not draft: there are no confidences either."""
     bare = session(room=0)
     bare.drafts = bare.confidence = ()
-    assert widths(mode).choose([bare, bare]) == (0, 0)
+    assert choose(widths(mode), [bare, bare]) == (0, 0)
 
 
 def test_all_deals_the_rows_that_there_are_one_by_one() -> None:
     """Whatever the confidences say and whatever was learnt."""
     rule = widths("all", 8, 3)
-    assert rule.choose([session(HOPELESS)]) == (5,)
-    assert rule.choose([session(), session(HOPELESS)]) == (3, 3)
-    assert rule.choose([session()] * 3) == (2, 2, 1)
-    assert rule.choose([session(room=1), session(), session(room=0)]) == (1, 4, 0)
-    assert rule.choose([session(room=2), session(room=2), session(room=1)]) == (2, 2, 1)
-    assert widths("all", 4, 4).choose([session()] * 4) == (0, 0, 0, 0)
+    assert choose(rule, [session(HOPELESS)]) == (5,)
+    assert choose(rule, [session(), session(HOPELESS)]) == (3, 3)
+    assert choose(rule, [session()] * 3) == (2, 2, 1)
+    assert choose(rule, [session(room=1), session(), session(room=0)]) == (1, 4, 0)
+    assert choose(rule, [session(room=2), session(room=2), session(room=1)]) == (2, 2, 1)
+    assert choose(widths("all", 4, 4), [session()] * 4) == (0, 0, 0, 0)
     taught(rule, 3, 500.0)
-    assert rule.choose([session(HOPELESS)]) == (5,)
+    assert choose(rule, [session(HOPELESS)]) == (5,)
 
 
 THRESHOLDS = select_profile("cpu", 1, B).thresholds
@@ -99,7 +108,7 @@ def fixed_width(confidence: Sequence[float]) -> int:
     """The profile's rule in plain Python."""
     survival, kept = 1.0, 0
     for c, threshold in zip(confidence, THRESHOLDS, strict=True):
-        survival *= 1 / (1 + np.exp(-c))
+        survival *= np.interp(c, KNOTS, 1 / (1 + np.exp(-KNOTS)))
         if survival < threshold:
             break
         kept += 1
@@ -113,7 +122,7 @@ def test_fixed_takes_the_profiles_thresholds_for_every_request(rng: np.random.Ge
         want = fixed_width(confidence)
         found.add(want)
         for make in (session, seeded):
-            assert rule.choose([make(confidence)]) == (want,)
+            assert choose(rule, [make(confidence)]) == (want,)
         taught(rule, 1 + number % 6, float(rng.uniform(1, 100)), steps=2)  # it does not listen
     assert len(found) > 3
 
@@ -127,11 +136,11 @@ def test_a_seeded_request_knows_no_neighbours_no_clock_and_no_history(
         taught(old, rows, 700.0 * rows)
     for _ in range(40):
         mine = seeded(rng.normal(1.5, 2.0, B).tolist())
-        (want,) = fresh.choose([mine])
+        (want,) = choose(fresh, [mine])
         assert want <= 8 // 2 - 1  # its share of the widest step
         for other in (session(SURE), seeded(SURE), session(HOPELESS), session(room=0)):
-            assert old.choose([mine, other])[0] == want
-            assert old.choose([other, mine])[1] == want
+            assert choose(old, [mine, other])[0] == want
+            assert choose(old, [other, mine])[1] == want
 
 
 @pytest.mark.parametrize("how", [{"seed": 3}, {"temperature": 1.0}, {}], ids=str)
@@ -140,8 +149,8 @@ def test_only_seeded_chance_has_to_repeat(how: dict[str, Any]) -> None:
     rule = widths("adaptive", 8, 1)
     for rows in range(6, 0, -1):
         taught(rule, rows, 1000.0 * rows if rows > 1 else 10.0)
-    assert rule.choose([session(2.0, **how)]) == (0,)
-    assert rule.choose([seeded(2.0)])[0] > 0
+    assert choose(rule, [session(2.0, **how)]) == (0,)
+    assert choose(rule, [seeded(2.0)])[0] > 0
 
 
 def test_adaptive_shares_by_survival() -> None:
@@ -150,9 +159,9 @@ def test_adaptive_shares_by_survival() -> None:
     for rows in range(1, 9):
         taught(rule, rows, 10.0)
     sure, unsure = session(3.0), session(-1.0)
-    assert rule.choose([sure, unsure]) == (5, 1)
-    assert rule.choose([unsure, sure]) == (1, 5)
-    assert rule.choose([sure, unsure, seeded(SURE)])[2] == 3  # reserved, whatever is left
+    assert choose(rule, [sure, unsure]) == (5, 1)
+    assert choose(rule, [unsure, sure]) == (1, 5)
+    assert choose(rule, [sure, unsure, seeded(SURE)])[2] == 3  # reserved, whatever is left
 
 
 def test_a_step_cannot_have_fewer_rows_than_sequences() -> None:

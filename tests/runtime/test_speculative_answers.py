@@ -15,6 +15,7 @@ import pytest
 
 from helpers.engines import Answer, alone, assert_no_slot_is_lost, greedy, open_engine, prompt, run
 from helpers.forced import ForcedDrafts, Text
+from ultraflash.graphs.width import Rule
 from ultraflash.runtime import Engine, Generation, Sampling
 from ultraflash.runtime.plans import Plans, Result
 from ultraflash.runtime.step_io import Part
@@ -26,7 +27,7 @@ every_mode = pytest.mark.parametrize("mode", MODES)
 
 @dataclass
 class Watched:
-    """Parts and results of an engine's decode steps, as they pass by."""
+    """Verified parts and results of an engine's decode steps, as they pass by."""
 
     plans: Plans
     steps: list[tuple[list[Part], list[Result]]] = field(default_factory=list)
@@ -34,9 +35,10 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self.plans, name)
 
-    def decode(self, parts: list[Part], ahead: bool = False) -> list[Result]:
-        results = self.plans.decode(parts, ahead)
-        self.steps.append((list(parts), results))
+    def decode(self, parts: list[Part], rule: Rule, ahead: bool = False) -> list[Result]:
+        results = self.plans.decode(parts, rule, ahead)
+        cut = [p._replace(ids=p.ids[: 1 + r.kept]) for p, r in zip(parts, results, strict=True)]
+        self.steps.append((cut, results))
         return results
 
 

@@ -43,7 +43,7 @@ class NumpyTwin:
                     self._spoil[ref.name](value)
                     self._put(ref, value)
 
-    places = 1
+    times_ns = 0, 0
 
     def launch(self, place: int = 0) -> None:
         self.run()
@@ -54,8 +54,8 @@ class NumpyTwin:
     def read(self, name: str, rank: int = 0) -> Array:
         return self._runner.read(name)
 
-    def write(self, name: str, value: Array) -> None:
-        self._runner.write(name, value)
+    def write(self, name: str, value: Array, place: int | None = None) -> None:
+        self._runner.write(name, value, place)
 
     def write_state(self, ref: Ref, value: Array) -> None:
         self._runner.read(ref.name)[...] = value
