@@ -150,7 +150,7 @@ def test_a_step_from_io_to_io(cuda: FakeCuda, opened: Callable[..., Backend]) ->
             "uf_copy_words", *steps, "uf_copy_words"
         ] * run  # fmt: skip
     assert runner.nodes == len(plan.nodes) + 2
-    np.testing.assert_array_equal(runner.read("io.slot"), [1, 1, 1])
+    np.testing.assert_array_equal(runner.read("io.follows"), [-1])
     runner.run(slice(0, 4))
     assert cuda.graph_launches == 2
     assert len(cuda.launches) == 2 * (len(plan.nodes) + 2) + 4 + 2
