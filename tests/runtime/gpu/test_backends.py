@@ -168,7 +168,7 @@ def test_a_step_is_queued_before_the_record_in_front_of_it_is_read(
     plan = build_decode(Build(Model.from_checkpoint(TINY), Capacity(3, 64)), 1, 1)
     runner = backend.compile(plan)
     assert isinstance(runner, CudaRunner)
-    count = np.zeros(1, np.int64)
+    count, brought_in = np.zeros(1, np.int64), runner._io_base + runner._place_at[0]
 
     def next_rows(raw: bytes, grid: tuple[int, ...]) -> None:
         count[0] += 1
@@ -177,7 +177,7 @@ def test_a_step_is_queued_before_the_record_in_front_of_it_is_read(
     def copy_words(raw: bytes, grid: tuple[int, ...]) -> None:
         x, y, times, words = struct.unpack_from("<QQQi", raw)
         ctypes.memmove(y, x, 8 * words)
-        began_ended = np.array([10, 11] if y == runner._io_base else [20, 21]) + count
+        began_ended = np.array([10, 11] if y == brought_in else [20, 21]) + count
         ctypes.memmove(times, began_ended.ctypes.data, 16)
 
     cuda.kernels |= {"uf_next_rows": (0, next_rows), "uf_copy_words": (40, copy_words)}

@@ -247,7 +247,7 @@ def test_a_step_is_one_graph_over_both_gpus(cuda: FakeCuda, group: GroupBackend)
         # Every rank copies io in, the first one the record out.
         assert len(cuda.launches) == run * (2 * len(runner.plan.nodes) + 3)
     assert runner.nodes == 2 * (len(runner.plan.nodes) + 1) + 1  # nobody but rank 0 copies out
-    np.testing.assert_array_equal(runner.read("io.slot"), [1, 1, 1])
+    np.testing.assert_array_equal(runner.read("io.follows"), [-1])
     assert cuda.current == FIRST
 
 
