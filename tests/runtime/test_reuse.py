@@ -196,7 +196,8 @@ def test_an_answer_that_was_cut_leaves_a_point(engine: Engine, how: str) -> None
         while len(tokens) < 9:
             tokens += [token for step in engine.step() for token in step.tokens]
         engine.cancel("k")
-        assert not engine.has_work
+        while engine.has_work:  # the point is still on its way to the host
+            assert not engine.step()
     known = [*ids, *tokens[:-1]]
     follow = [*known, EOS, USER, 9, ASSISTANT, THINK_END]
     answer = ask(engine, follow)
