@@ -69,4 +69,4 @@ def test_release(ops: Ops, shelf: Shelf, kind: str, world: int) -> None:
 def test_the_device_decides_as_the_host_does(ops: Ops, shelf: Shelf) -> None:
     """Many more times than other operations are tried: a seed repeats whoever decides."""
     chosen = [case for case in tiny_cases() if isinstance(case.op, FollowRows)]
-    run_all(ops, shelf, chosen, sized(400, 20), "follow_rows")
+    run_all(ops, shelf, chosen, sized(100, 20), "follow_rows")
