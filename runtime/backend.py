@@ -96,9 +96,7 @@ class Backend(Protocol):
 
     @property
     def places(self) -> int:
-        """Places that runners have for io, 1 or 2: as many launches of one may be under way. Who
-        has two takes no longer for a step with idle rows than for one without.
-        """
+        """Places that runners have for io, 1 or 2: as many launches of one may be under way."""
 
     @property
     def arch(self) -> str:

@@ -186,7 +186,10 @@ class Engine:
         started = time.perf_counter()
         sessions = list(self._running)
         rule, parts = self._widths.rule(sessions), [s.verify() for s in sessions]
-        results = self._plans.decode(parts, rule, self._repeats(sessions))
+        ahead = 0
+        if self._repeats(sessions):
+            ahead = self._widths.rows_ahead(sessions) if self._drafting else len(sessions)
+        results = self._plans.decode(parts, rule, ahead)
         decode_ms = (time.perf_counter() - started) * 1e3
         kept = [result.kept for result in results]
         self._widths.learn(self._plans.took_ms, [s.confidence for s in sessions], kept, results)

@@ -69,7 +69,7 @@ class NumpyBackend:
         self._state: list[dict[str, Array]] = [{} for _ in range(world)]
 
     arch = "cpu"
-    places = 1  # a launch is done when it returns, and idle rows take as long as others
+    places = 1  # a launch is done when it returns
 
     def facts(self) -> dict[str, Any]:
         """NumPy, its BLAS, and the instructions that these find decide the order of sums.

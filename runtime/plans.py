@@ -59,33 +59,30 @@ class Plans:
         self._desks: dict[Runner, Desk] = {}
         self._next: dict[int, _Next] = {}  # by slot
         self._ahead: _Step | None = None  # before anybody asked for it
-        self._took_ms = 0.0
+        self._last: Runner | None = None  # of the latest step that has ended
 
-    def decode(
-        self, parts: list[Part], rule: Rule | None = None, ahead: bool = False
-    ) -> list[Result]:
+    def decode(self, parts: list[Part], rule: Rule | None = None, ahead: int = 0) -> list[Result]:
         """A decode step of all parts together, of as many drafts as `rule` says; None: of all.
 
-        `ahead`: unless a result ends it, the next step will be one of the same sequences, and all
-        that it needs is on the device. Then it is queued behind this one before anybody waits, and
-        decides by `rule`, too.
+        `ahead`, if not 0: unless a result ends it, the next step will be one of the same sequences,
+        and all that it needs is on the device. Then it is queued behind this one before anybody
+        waits, and decides by `rule`, too, with room for so many rows.
 
         Who asks for another step after all has lost some time, and what drafts of these sequences
         were drawn from. Their state is whole: what a step changes is addressed by position, so that
         its rows are like rejected ones, which rings have room for (`Capacity.ring`).
         """
         step = self._begun(parts, rule)
-        self._ahead, desk = None, self._desks[step.runner]
-        if ahead and rule and desk.repeats and self._backend.places > 1:
-            self._ahead = _Step(step.runner, 1 - step.place)
-            desk.decide(rule, 1 - step.place)
-            step.runner.launch(1 - step.place)
+        self._ahead = None
+        if ahead and rule and self._backend.places > 1:
+            self._ahead = self._queued(step, parts, rule, ahead)
         return self._ended(step, parts)
 
     @property
     def took_ms(self) -> float:
         """Milliseconds of the latest step by the runner's clock, without the wait for the host."""
-        return self._took_ms
+        began, ended = self._last.times_ns if self._last else (0, 0)
+        return 1e-6 * (ended - began)
 
     def settle(self) -> None:
         """Wait for a step that was queued ahead; nobody will ask for it."""
@@ -162,21 +159,29 @@ class Plans:
         if self._ahead:
             self.settle()
             follows = False
-        rows = sum(len(part.ids) for part in parts)
         if rule and self._build.block:
-            rows = min(rows, len(rule.price))
-            if not follows or self._backend.places == 1:
-                parts = _cut(parts, rule, rows)
-            if self._backend.places == 1:
-                # Idle rows may cost as much as others, and would gain nothing.
-                rows = sum(len(part.ids) for part in parts)
-        runner = self.decode_runner(rows, len(parts))
+            parts = _cut(parts, rule)
+        runner = self.decode_runner(sum(len(part.ids) for part in parts), len(parts))
         if rule and follows:
             self._desks[runner].follow(parts, rule)
         else:
             self._desks[runner].write(parts)
         runner.launch()
         return _Step(runner, 0)
+
+    def _queued(self, step: _Step, parts: list[Part], rule: Rule, rows: int) -> _Step | None:
+        """The step behind one that is under way; None where the host's rows stand in its io."""
+        runner = self.decode_runner(rows, len(parts))
+        desk, place = self._desks[runner], 0
+        if runner is not step.runner:
+            desk.follow(parts, rule)
+        elif desk.repeats:
+            place = 1 - step.place
+            desk.decide(rule, place)
+        else:
+            return None
+        runner.launch(place)
+        return _Step(runner, place)
 
     def _run(self, runner: Runner, parts: list[Part]) -> list[Result]:
         self.settle()
@@ -188,8 +193,7 @@ class Plans:
         """Results of a step that is under way, none of a part of a prompt."""
         runner = step.runner
         runner.wait(step.place)
-        began, ended = runner.times_ns
-        self._took_ms = 1e-6 * (ended - began)
+        self._last = runner
         results = self._results(runner, len(parts)) if "io.token" in runner.plan.buffers else []
         decoding = runner.plan.name == "decode"
         for part, result in zip(parts, results, strict=False):
@@ -224,7 +228,7 @@ class Plans:
             "plan_rows": plan.rows,
             "sequences": len(parts),
             "start": parts[0].start,
-            "ms": round(self._took_ms, 4),
+            "ms": round(self.took_ms, 4),
         }
         if results:
             line["accepted"] = [result.accepted for result in results]
@@ -241,8 +245,9 @@ class Plans:
         return runner
 
 
-def _cut(parts: Sequence[Part], rule: Rule, rows: int) -> list[Part]:
-    """The parts with the drafts that a step of so many rows verifies."""
+def _cut(parts: Sequence[Part], rule: Rule) -> list[Part]:
+    """The parts with the drafts that a step of them verifies."""
+    rows = min(sum(len(part.ids) for part in parts), len(rule.price))
     confidence = np.array([part.confidence for part in parts], np.float32)
     kept = rule.kept(confidence, np.array([part.room for part in parts], np.int32), rows)
     return [p._replace(ids=p.ids[: 1 + n]) for p, n in zip(parts, kept.tolist(), strict=True)]

@@ -7,6 +7,7 @@ seeded ones; `all` verifies what fits, for comparisons.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from ultraflash.runtime.plans import Result
 from ultraflash.runtime.profiles import Profile
 from ultraflash.runtime.session import Session
 from ultraflash.runtime.width import Chooser
+
+RECENT = 4  # steps that say how wide the next one may be
 
 
 class Widths:
@@ -30,6 +33,7 @@ class Widths:
         self._mode, self._max_rows = mode, max_rows
         self.chooser = Chooser.start(profile, max_rows, max_sequences)
         self._ran: set[tuple[int, int]] = set()
+        self._recent: deque[int] = deque(maxlen=RECENT)  # rows of the latest steps
 
     def rule(self, sessions: Sequence[Session]) -> Rule:
         """What decides the widths of these sessions' next step."""
@@ -37,12 +41,25 @@ class Widths:
             return Rule.everything(self.chooser.calibration.block, self._max_rows, len(sessions))
         return self.chooser.rule([self._mode == "fixed" or s.repeatable for s in sessions])
 
+    def rows_ahead(self, sessions: Sequence[Session]) -> int:
+        """Rows to have room for in a step whose width the device will choose.
+
+        Idle rows are not free, so that adaptive steps get one more than any of the latest needed: a
+        bound that earlier steps alone decide. Seeded requests keep their widths whatever came
+        before.
+        """
+        most = min(self._max_rows, len(sessions) * (1 + self.chooser.calibration.block))
+        if self._mode != "adaptive" or any(s.repeatable for s in sessions):
+            return most
+        return min(most, 1 + max(self._recent, default=most))
+
     def learn(
         self, ms: float, confidences: Sequence[Sequence[float]], kept: Sequence[int],
         results: Sequence[Result],
     ) -> None:  # fmt: skip
         """After a step of `ms` milliseconds: times, rate and the worth of confidences."""
         step = len(kept) + sum(kept), len(kept)
+        self._recent.append(step[0])
         first = step not in self._ran
         self._ran.add(step)
         if first or not all(confidences):

@@ -11,7 +11,7 @@ import pytest
 
 CLEAN = """\
 ========= COMPUTE-SANITIZER
-prompts took 3.1 s
+what comes first took 3.1 s
 step of width 1 took 1.6 s
 step of width 2 took 1.5 s
 ========= ERROR SUMMARY: 0 errors

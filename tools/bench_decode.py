@@ -264,13 +264,14 @@ def _ahead_us(
     how = Sampling(options.temperature, 0.95 if options.temperature else 1.0, seed=1)
     request = Generation(ids, _ENDLESS, how, ignore_eos=True)
     session = Session.start("bench", request, SLOT, shard.model.eos, _ENDLESS)
-    session.done, session.drafts = len(ids) - 1, (_ID,) * shard.build.block
+    session.done, block = len(ids) - 1, shard.build.block
+    session.drafts, session.confidence = (_ID,) * block, (0.0,) * block
     stream, runner = shard.backend.stream, shard.decode_runner(rows)
-    rule = Rule.everything(shard.build.block, rows, 1)
+    rule = Rule.everything(block, rows, 1)
     times, host = [], []
     for _ in range(steps):
         seen_ns = stream.ended_ns
-        (result,) = shard.plans.decode([session.verify()], rule, ahead=True)
+        (result,) = shard.plans.decode([session.verify()], rule, ahead=rows)
         host.append(1e-3 * (stream.launched_ns - seen_ns))
         times.append(runner.times_ns)
         session.advance(result)

@@ -215,7 +215,7 @@ def _difference(op: Op, variants: Sequence[Op]) -> str:
 
 
 def _distinct(variants: Sequence[Op], names: Sequence[str]) -> int:
-    return len({tuple(_traits(op)[name] for name in names) for op in variants})
+    return len({tuple(_traits(op).get(name) for name in names) for op in variants})
 
 
 def _traits(op: Op) -> dict[str, str]:

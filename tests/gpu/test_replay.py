@@ -125,7 +125,7 @@ def answered(rig: DeviceRig, plans: Plans, request: Generation, rows: int) -> It
     ended_ns, rule = 0, Rule.everything(BLOCK, rows, 1)
     for step in range(ROUND):
         seen_ns = stream.ended_ns
-        ahead = step < ROUND - 1 and session.goes_on
+        ahead = rows if step < ROUND - 1 and session.goes_on else 0
         (result,) = plans.decode([session.verify()], rule, ahead)
         host_us = 1e-3 * (stream.launched_ns - seen_ns)
         began_ns, last_ns = runner.times_ns
@@ -188,9 +188,8 @@ def looped(engine: Engine, ask: Generation, idle: list[float]) -> tuple[list[int
         for step in engine.step():
             tokens += step.tokens
             if step.rows:  # not the end of the prompt
-                wide = engine._backend.places > 1
-                runner = plans.decode_runner(ROWS if wide else step.rows, 1)
-                began_ns, last_ns = runner.times_ns
+                assert plans._last
+                began_ns, last_ns = plans._last.times_ns
                 queued.append((before is not None, 1e-3 * (began_ns - ended_ns)))
                 rows.append(step.rows)
                 ended_ns = last_ns

@@ -48,9 +48,7 @@ class ForcedDrafts(Plans):
         result = super().prefill(part, ends)
         return self._force(part, result) if result else None
 
-    def decode(
-        self, parts: list[Part], rule: Rule | None = None, ahead: bool = False
-    ) -> list[Result]:
+    def decode(self, parts: list[Part], rule: Rule | None = None, ahead: int = 0) -> list[Result]:
         # Never ahead: what is forced is not what the device would go on with.
         results = super().decode(parts, rule)
         self.lengths.update(r.accepted for r in results)

@@ -69,7 +69,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found, decode = Seen(), Plans.decode
 
     def watched(
-        self: Plans, parts: list[Part], rule: Rule | None = None, ahead: bool = False
+        self: Plans, parts: list[Part], rule: Rule | None = None, ahead: int = 0
     ) -> list[Result]:
         results = decode(self, parts, rule, ahead)
         found.queued.append(self._ahead is not None)

@@ -35,7 +35,7 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self.plans, name)
 
-    def decode(self, parts: list[Part], rule: Rule, ahead: bool = False) -> list[Result]:
+    def decode(self, parts: list[Part], rule: Rule, ahead: int = 0) -> list[Result]:
         results = self.plans.decode(parts, rule, ahead)
         cut = [p._replace(ids=p.ids[: 1 + r.kept]) for p, r in zip(parts, results, strict=True)]
         self.steps.append((cut, results))

@@ -45,8 +45,8 @@ def test_every_shape_of_an_operation_is_timed(
     rows = [line.split() for line in lines[2:-1]]
     assert {row[0] for row in rows} == {"1", "3"}
     assert [row[1:3] for row in rows if row[0] == "3"][:2] == [
-        ["L0.attn_in", "weight[256]:bf16"],
-        ["L0.attn.qr", "weight[64]:bf16"],
+        ["L0.attn.qr_q8", "weight[64]:bf16"],
+        ["L2.attn.latent", "weight[64]:bf16"],
     ]
     assert re.fullmatch(
         r"of a step: [\d.]+ ms at 1 rows, [\d.]+ ms at 3 rows; "
