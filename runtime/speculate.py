@@ -18,7 +18,7 @@ from ultraflash.runtime.profiles import Profile
 from ultraflash.runtime.session import Session
 from ultraflash.runtime.width import Chooser
 
-RECENT = 4  # steps that say how wide the next one may be
+RECENT = 16  # steps that say how wide the next one may be
 
 
 class Widths:

@@ -277,9 +277,10 @@ def _ahead_us(
         session.advance(result)
         session.take(result)
     shard.plans.settle()
-    # The first step follows from nothing and the second is the first one that does.
-    idle = [1e-3 * (after[0] - before[1]) for before, after in pairwise(times[1:])]
-    return idle, host[2:]
+    # The first step follows from nothing, the second is the first one that does, and behind it the
+    # graph of the record's other place is captured.
+    idle = [1e-3 * (after[0] - before[1]) for before, after in pairwise(times[2:])]
+    return idle, host[3:]
 
 
 def _gpu_ms(runner: CudaRunner, backend: CudaBackend, steps: Sequence[Part]) -> list[float]:
