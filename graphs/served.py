@@ -30,7 +30,9 @@ class Served:
         """
         for rows in self.rows:
             for sequences in self.sequences:
-                if sequences <= rows:
+                if (
+                    sequences <= rows <= sequences * (1 + build.block)
+                ):  # no more drafts are verified
                     yield build_decode(build, rows, sequences)
         for rows in self.chunks:
             yield build_prefill(build, rows, ends=False)

@@ -62,6 +62,13 @@ class Runner(Protocol):
     def run(self, span: slice | None = None) -> None:
         """Execute the nodes of the plan, or only those of `span`, on every rank."""
 
+    def prepare(self) -> None:
+        """Do now what the first launch to a place would do otherwise; runs nothing.
+
+        Raises:
+            EngineError: when memory does not suffice.
+        """
+
     def launch(self, place: int = 0) -> None:
         """Begin to execute the plan with what io holds now, behind what was launched before. The
         record comes to `place`, where nobody needs the one before any more.

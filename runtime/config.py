@@ -282,14 +282,18 @@ def gpu_numbers(text: str) -> tuple[int, ...]:
 def prepare_cache_dir(config: RuntimeConfig) -> Path:
     """Create the cache directory and prove that files can be written into it.
 
+    One that holds something may be read-only, as on an image that `capture_graphs` has filled: what
+    it lacks says so when it is needed.
+
     Raises:
         ConfigError: naming the directory, the system's reason and the remedy.
     """
     folder = config.cache_dir
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-"):
-            pass
+        if config.dump or not any(folder.iterdir()):
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-"):
+                pass
     except OSError as error:
         raise ConfigError(
             f"cache directory {folder} is not writable ({error.strerror}): "

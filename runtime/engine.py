@@ -93,6 +93,8 @@ class Engine:
         marks = turn_marks(tokenizer, model)
         backend = open_backend(config, index, model, progress)
         engine = cls(model, backend, config, weights_digest(index), marks)
+        if backend.arch != "cpu":  # memory that is lacking shows now, not in somebody's answer
+            engine._plans.prepare()
         engine._warm_up()
         engine.use_store(LocalStore(config.store_bytes) if config.store_bytes else None)
         return engine

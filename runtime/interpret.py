@@ -196,6 +196,9 @@ class NumpyRunner:
                     arguments[index] = env[name]
                 self._store(call, env, call.reference(*arguments))
 
+    def prepare(self) -> None:
+        """Nothing is put off."""
+
     def launch(self, place: int = 0) -> None:
         """Execute the plan at once."""
         began = time.perf_counter_ns()

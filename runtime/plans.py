@@ -14,6 +14,7 @@ from ultraflash.graphs.ced import build_encode, build_replay
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.plan import Plan
 from ultraflash.graphs.prefill import build_prefill
+from ultraflash.graphs.served import Served
 from ultraflash.graphs.step import Build
 from ultraflash.graphs.width import Rule
 from ultraflash.runtime.backend import Backend, Runner
@@ -47,6 +48,17 @@ class _Step(NamedTuple):
 
 
 _NOTHING = _Next(-1, 0, [])
+
+
+def served(config: RuntimeConfig) -> Served:
+    """The plans that an engine with these settings may run."""
+    return Served(
+        range(1, config.max_rows + 1),
+        range(1, config.max_sequences + 1),
+        config.prefill_chunks,
+        config.prefill,
+        config.tail,
+    )
 
 
 class Plans:
@@ -104,6 +116,18 @@ class Plans:
         """The decoder over the last rows of an encoded prompt; windows start with the part."""
         return self._run(self.replay_runner(), [part._replace(window_start=part.start)])[0]
 
+    def prepare(self) -> None:
+        """Compile and capture all plans now, so that no step waits for it or lacks the memory.
+
+        Raises:
+            EngineError: when a kernel does not compile or memory does not suffice.
+        """
+        for plan in served(self._config).plans(self._build):
+            key = plan.name, plan.rows, plan.sequences
+            if key not in self._runners:
+                self._runners[key] = self._compile(plan)
+            self._runners[key].prepare()
+
     def representative(self) -> list[Plan]:
         """Plans that decide the bits of state: a decode plan first, then those of every chunk."""
         chunks = self._config.prefill_chunks
@@ -123,25 +147,29 @@ class Plans:
     def prefill_runner(self, rows: int, ends: bool) -> Runner:
         """The plan for a chunk of this many rows through all layers."""
         return self._runner(
-            ("prefill", rows, ends), partial(build_prefill, self._build, rows, ends=ends)
+            ("prefill" if ends else "prefill_part", rows, 1),
+            partial(build_prefill, self._build, rows, ends=ends),
         )
 
     def encode_runner(self, rows: int) -> Runner:
         """The plan for a chunk of this many rows through the encoder."""
         mode, tail = self._config.prefill, self._config.tail
         return self._runner(
-            ("encode", rows, 1), partial(build_encode, self._build, mode, tail, rows)
+            (f"encode_{mode}", rows, 1), partial(build_encode, self._build, mode, tail, rows)
         )
 
     def replay_runner(self) -> Runner:
         """The plan for the tail of an encoded prompt."""
         mode, tail = self._config.prefill, self._config.tail
-        return self._runner(("replay", tail, 1), partial(build_replay, self._build, mode, tail))
+        return self._runner(
+            (f"replay_{mode}", tail, 1), partial(build_replay, self._build, mode, tail)
+        )
 
     def _chunk(self, part: Part) -> int:
         return next(n for n in self._config.prefill_chunks if n >= len(part.ids))
 
     def _runner(self, key: tuple[str, int, int], build: Callable[[], Plan]) -> Runner:
+        """The runner of a plan that has this name, rows and sequences."""
         if key not in self._runners:
             self._runners[key] = self._compile(build())
         return self._runners[key]

@@ -106,6 +106,8 @@ class Gate:
         if progress is not None and progress.total_bytes:
             done, total = (n / 1e6 for n in (progress.done_bytes, progress.total_bytes))
             text = f"the engine loads weights ({done:.0f} of {total:.0f} MB)"
+            if done == total:
+                text = f"the engine has its weights ({total:.0f} MB) and makes its plans ready"
         return _with_earlier_end(text, child)
 
 

@@ -24,12 +24,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from ultraflash.graphs.plan import Op, Plan, Ref
-from ultraflash.graphs.served import Served
 from ultraflash.graphs.step import Build
 from ultraflash.ptx import ARCHITECTURES
 from ultraflash.runtime.backends import cuda_backend
 from ultraflash.runtime.config import RuntimeConfig, prepare_cache_dir
 from ultraflash.runtime.errors import CompileError, ConfigError, DeviceError
+from ultraflash.runtime.plans import served
 from ultraflash.runtime.step_io import Part, write_constants, write_step
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.tools import gpu_arguments
@@ -75,13 +75,11 @@ def _run(options: argparse.Namespace) -> None:
     console = Console(highlight=False)
     config = gpu_arguments.settings(options)
     build = gpu_arguments.chosen_build(options, config, options.world)
-    served = Served(
-        options.rows, options.sequences, config.prefill_chunks, config.prefill, config.tail
-    )
+    plans = replace(served(config), rows=options.rows, sequences=options.sequences).plans
     backend_class = cuda_backend()
     cache = prepare_cache_dir(config)
     if options.compile_only:
-        compile_all(served.plans(build), options.arch or ARCHITECTURES, cache, options, console)
+        compile_all(plans(build), options.arch or ARCHITECTURES, cache, options, console)
         return
     if options.release or options.world != 1:
         raise ConfigError(
@@ -93,10 +91,10 @@ def _run(options: argparse.Namespace) -> None:
             f"--arch {','.join(options.arch)}: graphs run on this GPU's {arch} alone, "
             f"others can be had with --compile-only"
         )
-    compile_all(served.plans(build), (arch,), cache, options, console)
+    compile_all(plans(build), (arch,), cache, options, console)
     index = CheckpointIndex.open(config.checkpoint)
     backend = backend_class.open(replace(config, eager=False, check=False), index, build.model)
-    capture_all(served.plans(build), backend, build, config, console)
+    capture_all(plans(build), backend, build, config, console)
 
 
 def _own_arch(ordinal: int) -> str:
@@ -115,14 +113,19 @@ def compile_all(
     options: argparse.Namespace,
     console: Console,
 ) -> list[Compiled]:
-    """Compile what the plans need, then find it again, and print a table and both times.
+    """Compile what the plans and a server's start need, then find it again, and print a table and
+    both times.
 
     Raises:
         CompileError: for the first kernel that does not compile, after all others are done.
     """
+    from ultraflash.runtime.gpu.backend import other_units
     from ultraflash.runtime.gpu.nvrtc import Unit
 
-    ops = {Unit.of_node(node): node.op for plan in plans for node in plan.nodes}
+    ops: dict[Unit, Op | None] = {
+        Unit.of_node(node): node.op for plan in plans for node in plan.nodes
+    }
+    ops |= other_units()
     wanted = [(unit, arch) for unit in ops for arch in archs]
     started = time.perf_counter()
     done = list(_compiled(wanted, cache, options.threads))
@@ -174,7 +177,9 @@ def _compiled(wanted: Sequence[tuple[Unit, str]], cache: Path, threads: int) -> 
         raise failed[0]
 
 
-def _kernel_table(ops: dict[Unit, Op], done: Sequence[Compiled], archs: Sequence[str]) -> Table:
+def _kernel_table(
+    ops: dict[Unit, Op | None], done: Sequence[Compiled], archs: Sequence[str]
+) -> Table:
     table = Table(
         title=f"kernels for {' / '.join(archs)}",
         title_justify="left",
@@ -186,11 +191,11 @@ def _kernel_table(ops: dict[Unit, Op], done: Sequence[Compiled], archs: Sequence
     for heading in ("registers", "shared", "stack", "spills", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
     found = {(item.unit, item.kernel.arch): item for item in done}
-    for unit in sorted(ops, key=lambda unit: unit.stem):
+    for unit, own in sorted(ops.items(), key=lambda item: item[0].stem):
         items = [found[unit, arch] for arch in archs]
         kernels = [item.kernel for item in items]
-        others = [op for other, op in ops.items() if other.stem == unit.stem]
-        variant = [_difference(ops[unit], others), "beside" * unit.beside]
+        variants = [op for other, op in ops.items() if other.stem == unit.stem and op]
+        variant = [_difference(own, variants) if own else "", "beside" * unit.beside]
         seconds = sum(item.seconds for item in items if not item.kernel.cached)
         table.add_row(
             unit.stem,
@@ -243,7 +248,7 @@ def capture_all(
     config: RuntimeConfig,
     console: Console,
 ) -> None:
-    """Capture each plan, launch it, and print a table."""
+    """Capture each plan, launch it, and print a table, and what the largest scratch holds."""
     from ultraflash.runtime.gpu.driver import memory
 
     columns = ("rows", "sequences", "nodes", "scratch MiB", "io KiB", "capture ms", "step ms")
@@ -256,8 +261,9 @@ def capture_all(
     table.add_column("plan", no_wrap=True)
     for heading in columns:
         table.add_column(heading, justify="right")
-    for plan in plans:
-        runner = backend.compile(plan)
+    runners = [backend.compile(plan) for plan in plans]  # all, as of a server
+    for runner in runners:
+        plan = runner.plan
         capture_ms, step_ms = _launched(runner, backend, build)
         table.add_row(
             plan.name,
@@ -270,6 +276,10 @@ def capture_all(
             f"{step_ms:.3f}",
         )
     console.print(table)
+    largest = max(runners, key=lambda runner: runner.arena.size)
+    console.print(
+        f"largest: {largest.plan.name}, {largest.plan.rows} rows, {largest.arena.report()}"
+    )
     free, total = memory()
     console.print(
         f"{build.capacity.slots} slots of {build.capacity.max_seq:,} tokens, weights and graphs: "
@@ -304,9 +314,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sequences",
         type=gpu_arguments.counts,
-        default=(1,),
+        default=tuple(range(1, RuntimeConfig.max_sequences + 1)),
         metavar="N..M",
-        help="conversations that share a decode step (default: 1)",
+        help="conversations that share a decode step "
+        f"(default: 1..{RuntimeConfig.max_sequences}, as the server's)",
     )
     parser.add_argument(
         "--compile-only", action="store_true", help="capture nothing: works without a GPU"

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from ultraflash import ptx
 from ultraflash.graphs.model import Model
-from ultraflash.graphs.plan import Plan, Ref
+from ultraflash.graphs.plan import Op, Plan, Ref
 from ultraflash.runtime.backend import Array, Bytes, Rows, Staged, check_size
 from ultraflash.runtime.config import RuntimeConfig
 from ultraflash.runtime.errors import ConfigError, DeviceError
@@ -39,6 +39,15 @@ from ultraflash.runtime.gpu.runner import STORED, CopyWords, CudaRunner
 from ultraflash.runtime.gpu.uploader import Uploader
 from ultraflash.runtime.weights.device import DeviceWeights, Progress, upload_weights
 from ultraflash.runtime.weights.index import CheckpointIndex
+from ultraflash.runtime.weights.layout import LAYOUTS
+
+
+def other_units() -> dict[Unit, Op | None]:
+    """Kernels of every server that stand in no plan: for io, for weights, for moving state. With
+    their operations; the last has none.
+    """
+    ops = (CopyWords.of(0), *(layout.of(layout.ROWS, 32) for layout in LAYOUTS))
+    return {Unit.of(op): op for op in ops} | {UNIT: None}
 
 
 class CudaBackend:

@@ -190,7 +190,7 @@ class GroupRunner:
     """One plan on all ranks: implements `Runner`."""
 
     def __init__(self, backend: GroupBackend, runners: list[CudaRunner]) -> None:
-        """Rank r's runner is `runners[r]`; the graph is captured at the first whole run."""
+        """Rank r's runner is `runners[r]`; `prepare` or the first whole run captures the graph."""
         self.plan = runners[0].plan
         self._backend, self._runners = backend, runners
         self._of = dict(zip((id(rank) for rank in backend.ranks), runners, strict=True))
@@ -204,6 +204,11 @@ class GroupRunner:
             self._step(span)
         self.wait()
 
+    def prepare(self) -> None:
+        """Capture the graph, unless nodes are launched one by one."""
+        if not self._backend.ranks[0].eager:
+            self._captured()
+
     def launch(self, place: int = 0) -> None:
         """Queue the whole plan on rank 0's stream; the first time captures it.
 
@@ -212,9 +217,7 @@ class GroupRunner:
         if self._backend.ranks[0].eager:
             self._step(slice(None))
             return
-        if self._graph is None:
-            self._graph = self._capture()
-        self._graph.launch()
+        self._captured().launch()
 
     def wait(self, place: int = 0) -> None:
         """Wait for what was queued last."""
@@ -274,6 +277,11 @@ class GroupRunner:
 
     def _each(self, act: Callable[[CudaRunner], None]) -> None:
         self._backend.each(lambda rank: act(self._of[id(rank)]))
+
+    def _captured(self) -> Graph:
+        if self._graph is None:
+            self._graph = self._capture()
+        return self._graph
 
     def _capture(self) -> Graph:
         """One graph over all devices: the other ranks' streams fork from rank 0's and join it."""

@@ -2,7 +2,8 @@
 
 Key: BLAKE3 of source text (headers in place), `Args` declaration, options, architecture and NVRTC
 version. A cubin is written to a temporary file, synced and renamed; its own hash stands in front of
-it and is checked when it is read, so that half a file is an error and never a kernel.
+it and is checked when it is read, so that half a file is never a kernel:
+it is compiled again.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class CudaRunner:
         self, backend: CudaBackend, plan: Plan, functions: dict[Node, Function], copy: Function,
         shared: Pinned | None = None,
     ) -> None:  # fmt: skip
-        """Place buffers, pack arguments; the graph is captured at the first whole run.
+        """Place buffers, pack arguments; graphs are captured by `prepare` or at first use.
 
         `copy`: the kernel of `CopyWords`. `shared`: another rank's host side of the io buffers, in
         the place of one of its own.
@@ -120,14 +120,17 @@ class CudaRunner:
             self._step(span)
         self.wait()
 
+    def prepare(self) -> None:
+        """Capture the graph of every place, unless nodes are launched one by one."""
+        for place in range(0 if self._backend.eager else self.places):
+            self._graph(place)
+
     def launch(self, place: int = 0) -> None:
         """Queue the whole plan on the backend's stream; the first time captures it."""
         if self._backend.eager:
             self._step(slice(None), place)
             return
-        if place not in self._graphs:
-            self._graphs[place] = self._capture(place)
-        self._graphs[place].launch()
+        self._graph(place).launch()
         self._done[place].record(self._backend.stream)
 
     def wait(self, place: int = 0) -> None:
@@ -300,6 +303,11 @@ class CudaRunner:
         launch = op.launch(self._backend.device.arch)
         packed = args.pack(op, {op.x: (source,), op.y: (to,), op.times: (times,)}.__getitem__)
         self._backend.stream.launch(self._copy, launch.grid, launch.block, 0, packed)
+
+    def _graph(self, place: int) -> Graph:
+        if place not in self._graphs:
+            self._graphs[place] = self._capture(place)
+        return self._graphs[place]
 
     def _capture(self, place: int) -> Graph:
         graph = Graph(self._backend.stream)

@@ -200,6 +200,9 @@ class Fp4Scales(_Fp4):
         return np.ascontiguousarray(tiles).reshape(Fp4Scales.laid(*x.shape))
 
 
+LAYOUTS: tuple[type[Relayout], ...] = (Fp8Tiles, Bf16Tiles, Fp4Tiles, Fp4Scales)
+
+
 def layout_of(name: str, format: str) -> type[Relayout] | None:
     """How the codes of a weight lie on the device; None: as they are stored."""
     if format == "fp8":  # every matrix in dense FP8 is a linear's

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +141,22 @@ def test_unwritable_cache_directory(tmp_path: Path) -> None:
         ConfigError, match=r"cache directory .*/file/x is not writable.*UF_CACHE_DIR"
     ):
         prepare_cache_dir(RuntimeConfig(cache_dir=tmp_path / "file" / "x"))
+
+
+def test_a_full_cache_directory_may_be_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    config = RuntimeConfig(cache_dir=tmp_path)
+    with pytest.raises(ConfigError, match="not writable"):
+        prepare_cache_dir(config)
+    (tmp_path / "cubin").mkdir()
+    assert prepare_cache_dir(config) == tmp_path
+    with pytest.raises(ConfigError, match="not writable"):
+        prepare_cache_dir(replace(config, dump=frozenset({"plan"})))
 
 
 def test_table_lists_every_switch() -> None:

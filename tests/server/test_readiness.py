@@ -47,6 +47,9 @@ def test_starting_and_its_progress(setting: Setting) -> None:
     assert (now.status, now.reason) == ("starting", "the engine loads weights (12 of 40 MB)")
     with pytest.raises(Unready, match="loads weights"):
         setting.gate.require()
+    setting.link.state = LinkState(None, Opening(40_000_000, 40_000_000), 0, 0.0)
+    with pytest.raises(Unready, match=r"has its weights \(40 MB\) and makes its plans ready"):
+        setting.gate.require()
 
 
 def test_a_dead_engine_and_its_successor(setting: Setting) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from helpers.compiler import no_compiler
 from helpers.fake_cuda import FakeCuda
 from helpers.rig import TINY
 from ultraflash import ptx
+from ultraflash.runtime import Engine, RuntimeConfig
 from ultraflash.runtime.errors import CompileError
 from ultraflash.runtime.gpu import nvrtc
 from ultraflash.tools import capture_graphs
@@ -58,6 +61,7 @@ def test_kernels_are_compiled_then_found(capsys: pytest.CaptureFixture[str], ker
     assert re.search(r"in [\d.]+ s with 2 threads; all again from there in \d\.\d\d s", words)
     assert cells(again, "rms_norm")[:4] == [registers, shared, stack, spills]
     assert cells(again, "rms_norm")[4] == "cached"
+    assert cells(again, "state/move_rows")[4] == "cached"
     assert (kernels / "cubin").is_dir()
 
 
@@ -97,14 +101,13 @@ def test_graphs_are_captured_and_launched(
     capsys: pytest.CaptureFixture[str], cuda: FakeCuda
 ) -> None:
     text = shown(
-        capsys, "--checkpoint", str(TINY), "--block", "0", "--rows", "1,3", "--sequences", "1,2"
+        capsys, "--checkpoint", str(TINY), "--block", "0", "--rows", "1..2", "--sequences", "1..2"
     )
     graphs = text[text.index("graphs on NVIDIA H200") :]
     rows = [line.split() for line in graphs.splitlines() if re.match(r" *(decode|prefill)", line)]
     assert [row[:3] for row in rows] == [
         ["decode", "1", "1"],
-        ["decode", "3", "1"],
-        ["decode", "3", "2"],
+        ["decode", "2", "2"],
         ["prefill_part", "16", "1"],
         ["prefill", "16", "1"],
         ["prefill_part", "128", "1"],
@@ -113,7 +116,37 @@ def test_graphs_are_captured_and_launched(
     assert all(int(row[3]) > 300 for row in rows), "nodes"
     assert cuda.graph_launches == len(rows) * (1 + capture_graphs._REPLAYS)
     assert "5 slots of" in graphs
+    assert "largest: prefill_part, 128 rows, scratch " in graphs
+    assert "  nodes " in graphs
     assert "GiB are taken" in " ".join(graphs.split())
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cuda")
+def test_a_server_finds_all_that_it_needs(
+    capsys: pytest.CaptureFixture[str], kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cache that cannot be written: plans, io, weights and state."""
+    read, asked = nvrtc._read, set()
+
+    def recorded(path: Path) -> bytes | None:
+        asked.add(path)
+        return read(path)
+
+    monkeypatch.setattr(nvrtc, "_read", recorded)
+    shown(capsys, "--compile-only", "--block", "0", "--rows", "1..2", "--arch", "sm_90a")
+    filled = set(asked)
+
+    def refuse(*_: object, **more: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for module, name in ((nvrtc, "_compile"), (tempfile, "NamedTemporaryFile")):
+        monkeypatch.setattr(module, name, refuse)
+    monkeypatch.setattr(Engine, "_warm_up", lambda engine: None)  # kernels do nothing here
+    asked.clear()
+    Engine.open(RuntimeConfig(TINY, "cuda", max_sequences=2, max_rows=2, draft_block=0,
+                              max_seq=64, cache_dir=kernels))  # fmt: skip
+    assert asked == filled
 
 
 def test_without_a_gpu(capsys: pytest.CaptureFixture[str], cuda: FakeCuda, kernels: Path) -> None:

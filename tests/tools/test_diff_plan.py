@@ -45,6 +45,9 @@ class NumpyTwin:
 
     times_ns = 0, 0
 
+    def prepare(self) -> None:
+        """Nothing is put off."""
+
     def launch(self, place: int = 0) -> None:
         self.run()
 

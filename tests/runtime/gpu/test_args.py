@@ -132,7 +132,7 @@ def test_text_and_bytes_agree_for_every_operation_of_the_release() -> None:
     plans = [
         plan
         for of in (build, replace(build, world=8))
-        for plan in Served((1, 8), chunks=(16, 1024), prefill="ced21").plans(of)
+        for plan in Served((1, 8), (1, 2), chunks=(16, 1024), prefill="ced21").plans(of)
     ]
     ops = {n.op for n in device_nodes(plans)}
     assert {op.stem() for op in ops} == set(ptx.stems())
