@@ -48,7 +48,9 @@ _FEWEST_STEPS = 6  # that a context has room for: one to begin with, one behind 
 _SPAN = 1024  # positions that the steps of one measurement move over
 _ID, _ENDLESS = 7, 1 << 30  # tokens in front of a session's steps, and room behind them
 _GATE_STEPS = 8  # steps whose experts are counted
-_INDEPENDENT = 0.99  # of the experts that independent rows would have: what random routing must reach
+_INDEPENDENT = (
+    0.99  # of the experts that independent rows would have: what random routing must reach
+)
 _COLUMNS = (
     "context", "rows", "nodes", "step ms", "p99", "gpu ms", "p99", "gap us", "p99",
     "host us", "p99", "distinct", "GB", "TB/s", "% read",
@@ -144,7 +146,9 @@ def _run(options: argparse.Namespace) -> None:
         )  # fmt: skip
         independent = shard.synthetic and options.routing == "random"
         if independent and row.distinct < _INDEPENDENT * row.distinct_expected:
-            print(f"rows are not independent: fewer than {_INDEPENDENT:.0%} of the experts expected")
+            print(
+                f"rows are not independent: fewer than {_INDEPENDENT:.0%} of the experts expected"
+            )
     plans = [shard.decode_runner(n).plan for n in options.rows]
     predicted, taken = shard.memory(plans)
     print(
