@@ -68,7 +68,7 @@ def test_chunks_are_what_single_rows_are(rig: DeviceRig) -> None:
     length = sized(300, 60)
     config = RuntimeConfig.from_env(checkpoint=TINY, backend=BACKEND)
     plans = Plans(rig.build, rig.backend, replace(config, prefill_chunks=(512,)))
-    states = []
+    states: list[State] = []
     for chunked in (True, False):
         rig.backend.clear_slot(SLOT)
         if chunked:
@@ -77,4 +77,4 @@ def test_chunks_are_what_single_rows_are(rig: DeviceRig) -> None:
             for at in range(length):
                 plans.decode([Part(SLOT, at, IDS[at : at + 1], DRAW)])
         states.append(rig.live(SLOT, length))
-    assert_same_state(*states, "rows one by one")
+    assert_same_state(states[0], states[1], "rows one by one")
