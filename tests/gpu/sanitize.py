@@ -75,10 +75,9 @@ def _check(program: str, tool: str, widths: list[int]) -> int:
     print("\n".join(report(tool, found, rest)))
     missing = sorted(set(widths) - {each.width for each in found})
     seconds = time.monotonic() - started
-    if missing or not _ENDED.search(text):
-        print(
-            f"{tool}: no step of width {', '.join(map(str, missing)) or '(none)'}, {seconds:.0f} s"
-        )
+    if missing or status:
+        without = ", ".join(map(str, missing)) or "(none)"
+        print(f"{tool}: no step of width {without}, exit status {status}, {seconds:.0f} s")
         print("\n".join(text.splitlines()[-_SHOWN:]))
         return 1
     print(f"{tool}: {seconds:.0f} s in all")
@@ -105,7 +104,7 @@ def _heard(tool: str, command: list[str]) -> tuple[str, int]:
 def sort_out(text: str) -> tuple[list[Found], list[str]]:
     """The tool's findings by the step in which they came, and those behind the last one.
 
-    Before the first step stands what made its prompts: it counts as the first step's.
+    What stands before the first step counts as the first step's.
     """
     found: list[Found] = []
     lines: list[str] = []
