@@ -37,7 +37,7 @@ from ultraflash.tools.routing import (
     tokens,
 )
 from ultraflash.tools.shard import SLOT, Shard, add_arguments, open_shard, positions
-from ultraflash.tools.speed_table import append, commit, csv_file, today
+from ultraflash.tools.speed_table import append, commit, csv_file, driver, today
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.backend import CudaBackend
@@ -189,7 +189,7 @@ def _measured(shard: Shard, options: argparse.Namespace, read: float) -> Iterato
                 date=day,
                 commit=version,
                 gpu=device.name,
-                driver=f"{device.driver // 1000}.{device.driver % 1000 // 10}",
+                driver=driver(device.driver),
                 model=shard.name,
                 weights=options.weights,
                 world=shard.build.world,
