@@ -37,7 +37,7 @@ from ultraflash.tools.routing import (
     tokens,
 )
 from ultraflash.tools.shard import SLOT, Shard, add_arguments, open_shard, positions
-from ultraflash.tools.speed_table import append, commit, csv_file, today
+from ultraflash.tools.speed_table import append, commit, csv_file, driver, today
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.backend import CudaBackend
@@ -47,7 +47,10 @@ _READ = ("io.accepted", "io.token", "io.drafts", "io.confidence")
 _FEWEST_STEPS = 6  # that a context has room for: one to begin with, one behind the last
 _SPAN = 1024  # positions that the steps of one measurement move over
 _ID, _ENDLESS = 7, 1 << 30  # tokens in front of a session's steps, and room behind them
-_GATE_STEPS = 4  # steps whose experts are counted
+_GATE_STEPS = 8  # steps whose experts are counted
+_INDEPENDENT = (
+    0.99  # of the experts that independent rows would have: what random routing must reach
+)
 _COLUMNS = (
     "context", "rows", "nodes", "step ms", "p99", "gpu ms", "p99", "gap us", "p99",
     "host us", "p99", "distinct", "GB", "TB/s", "% read",
@@ -141,6 +144,11 @@ def _run(options: argparse.Namespace) -> None:
             f"{row.distinct:.2f}/{row.distinct_expected:.2f}",
             f"{row.read_gb:.3f}", f"{row.tb_per_s:.3f}", f"{100 * row.fraction:.1f}",
         )  # fmt: skip
+        independent = shard.synthetic and options.routing == "random"
+        if independent and row.distinct < _INDEPENDENT * row.distinct_expected:
+            print(
+                f"rows are not independent: fewer than {_INDEPENDENT:.0%} of the experts expected"
+            )
     plans = [shard.decode_runner(n).plan for n in options.rows]
     predicted, taken = shard.memory(plans)
     print(
@@ -181,7 +189,7 @@ def _measured(shard: Shard, options: argparse.Namespace, read: float) -> Iterato
                 date=day,
                 commit=version,
                 gpu=device.name,
-                driver=f"{device.driver // 1000}.{device.driver % 1000 // 10}",
+                driver=driver(device.driver),
                 model=shard.name,
                 weights=options.weights,
                 world=shard.build.world,

@@ -24,7 +24,7 @@ from ultraflash.runtime.config import prepare_cache_dir
 from ultraflash.tools import gpu_arguments
 from ultraflash.tools.op_cases import Case, cases
 from ultraflash.tools.op_data import Setting
-from ultraflash.tools.speed_table import append, commit, csv_file, today
+from ultraflash.tools.speed_table import append, commit, csv_file, driver, today
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.driver import Device
@@ -136,7 +136,7 @@ def _measured(
                 date=day,
                 commit=version,
                 gpu=device.name,
-                driver=f"{device.driver // 1000}.{device.driver % 1000 // 10}",
+                driver=driver(device.driver),
                 model=model,
                 world=build.world,
                 rows=rows,
@@ -161,7 +161,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[str]:
     """A table in plain text: long names may run over their column, nothing is cut."""
     first = rows[0]
     yield (
-        f"{first.gpu}, driver for CUDA {first.driver}; {first.model}, world {first.world}, "
+        f"{first.gpu}, driver {first.driver}; {first.model}, world {first.world}, "
         f"context {first.context:,}"
     )
     yield _line("rows", "node", "shapes", "nodes", "us", "MB", "GB/s", "% of read", "ms/step")

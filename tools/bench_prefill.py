@@ -31,7 +31,7 @@ from ultraflash.tools.shard import (
     open_shard,
     positions,
 )
-from ultraflash.tools.speed_table import append, commit, csv_file, today
+from ultraflash.tools.speed_table import append, commit, csv_file, driver, today
 
 if TYPE_CHECKING:
     from ultraflash.runtime.gpu.runner import CudaRunner
@@ -164,7 +164,7 @@ def _measure(
         date=today(),
         commit=version,
         gpu=device.name,
-        driver=f"{device.driver // 1000}.{device.driver % 1000 // 10}",
+        driver=driver(device.driver),
         model=shard.name,
         weights=options.weights,
         world=shard.build.world,

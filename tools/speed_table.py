@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tools" / "speed"
+_MODULE = Path("/proc/driver/nvidia/version")
 
 
 def append(path: Path, row: Any) -> None:
@@ -44,6 +45,17 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()
+
+
+def driver(cuda: int) -> str:
+    """The driver's version as nvidia-smi says it, "580.159.04"; where the kernel does not tell, the
+    newest CUDA that it knows, from `cuda`, 1,000 times its version: "CUDA 13.0".
+    """
+    try:
+        found = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)", _MODULE.read_text())
+    except OSError:
+        found = None
+    return found[1] if found else f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"
 
 
 def today() -> str:

@@ -67,29 +67,44 @@ def _check(program: str, tool: str, widths: list[int]) -> int:
     command = [program, "--tool", tool, "--show-backtrace", "device"]
     command += [sys.executable, str(HERE), "--steps", "--widths", ",".join(map(str, widths))]
     started = time.monotonic()
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        check=False, env={**os.environ, "UF_EAGER": "1", "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    if any(words in done.stdout for words in _REFUSED):
+    text, status = _heard(tool, command)
+    if any(words in text for words in _REFUSED):
         print(f"{tool}: compute-sanitizer does not support this machine's GPU: nothing was checked")
         return 0
-    found, rest = sort_out(done.stdout)
+    found, rest = sort_out(text)
     print("\n".join(report(tool, found, rest)))
     missing = sorted(set(widths) - {each.width for each in found})
-    status = f"exit status {done.returncode}, {time.monotonic() - started:.0f} s in all"
-    if missing or done.returncode:
-        print(f"{tool}: no step of width {', '.join(map(str, missing)) or '(none)'}, {status}")
-        print("\n".join(done.stdout.splitlines()[-_SHOWN:]))
+    seconds = time.monotonic() - started
+    if missing or status:
+        without = ", ".join(map(str, missing)) or "(none)"
+        print(f"{tool}: no step of width {without}, exit status {status}, {seconds:.0f} s")
+        print("\n".join(text.splitlines()[-_SHOWN:]))
         return 1
-    print(f"{tool}: {status}")
+    print(f"{tool}: {seconds:.0f} s in all")
     return int(bool(rest) or any(each.lines for each in found))
+
+
+def _heard(tool: str, command: list[str]) -> tuple[str, int]:
+    """What the tool prints, and its exit status. Steps are passed on as they end, so that a run
+    that is broken off has told them.
+    """
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        env={**os.environ, "UF_EAGER": "1", "PYTHONUNBUFFERED": "1"},
+    ) as running:  # fmt: skip
+        assert running.stdout
+        for line in running.stdout:
+            lines.append(line)
+            if " took " in line:
+                print(f"{tool}: {line.rstrip()}", flush=True)
+    return "".join(lines), running.returncode
 
 
 def sort_out(text: str) -> tuple[list[Found], list[str]]:
     """The tool's findings by the step in which they came, and those behind the last one.
 
-    Before the first step stands what made its prompts: it counts as the first step's.
+    What stands before the first step counts as the first step's.
     """
     found: list[Found] = []
     lines: list[str] = []

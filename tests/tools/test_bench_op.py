@@ -40,7 +40,7 @@ def test_every_shape_of_an_operation_is_timed(
     capsys: pytest.CaptureFixture[str], cuda: FakeCuda
 ) -> None:
     lines = shown(capsys, "rms_norm", "--rows", "1,3").splitlines()
-    assert lines[0] == "NVIDIA H200, driver for CUDA 13.0; tiny, world 1, context 8,192"
+    assert lines[0] == "NVIDIA H200, driver CUDA 13.0; tiny, world 1, context 8,192"
     assert lines[1].split()[:4] == ["rows", "node", "shapes", "nodes"]
     rows = [line.split() for line in lines[2:-1]]
     assert {row[0] for row in rows} == {"1", "3"}
