@@ -63,7 +63,7 @@ class Widths:
         first = step not in self._ran
         self._ran.add(step)
         if first or not all(confidences):
-            return  # the first run of a width compiles; plain decoding teaches nothing
+            return  # the first run of a width may compile; plain decoding teaches nothing
         accepted = np.array([r.accepted for r in results], np.int64)
         self.chooser = self.chooser.observed(
             ms, np.array(confidences), np.array(kept, np.int64), accepted, [False] * len(kept)

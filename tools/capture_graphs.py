@@ -2,7 +2,8 @@
 
 The precompile step: kernels go into the cache that the server reads (UF_CACHE_DIR), so that it
 starts without compiling. With --compile-only neither a GPU nor a driver is needed, and the models'
-weights never are: kernels depend on the types of buffers, not on sizes.
+weights never are: kernels depend on the types of buffers, not on sizes. Give it the server's
+switches, and with --rows and --sequences what the server may have of both.
 """
 
 from __future__ import annotations
