@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 COMMAND = [sys.executable, "-m", "ultraflash.tools.demo"]
+GREEDY = "--temperature", "0"  # a drawn token may be the end
 
 
 @pytest.fixture
@@ -46,8 +47,7 @@ def _living(mark: str) -> list[str]:
 
 
 def test_an_answer_one_summary_line_and_no_process_left(mark: str) -> None:
-    greedy = "--temperature", "0"  # a drawn token may be the end
-    out, err = _start(mark, "--max-tokens", "24", *greedy).communicate(timeout=120)
+    out, err = _start(mark, "--max-tokens", "24", *GREEDY).communicate(timeout=120)
     assert err == ""
     summary = r"24 tokens, [\d.]+ tokens/s, first token after \d+ ms \(ended by length\)"
     assert re.fullmatch(summary, out.splitlines()[-1])
@@ -58,7 +58,7 @@ def test_an_answer_one_summary_line_and_no_process_left(mark: str) -> None:
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
 def test_interrupted_it_leaves_no_process(mark: str, number: int, status: int) -> None:
-    process = _start(mark, "--max-tokens", "4000")
+    process = _start(mark, "--max-tokens", "4000", *GREEDY)
     assert process.stdout is not None
     assert "server ready" in process.stdout.readline()
     process.send_signal(number)
@@ -68,7 +68,7 @@ def test_interrupted_it_leaves_no_process(mark: str, number: int, status: int) -
 
 
 def test_killed_it_takes_its_server_along(mark: str) -> None:
-    process = _start(mark, "--max-tokens", "4000")
+    process = _start(mark, "--max-tokens", "4000", *GREEDY)
     assert process.stdout is not None
     process.stdout.readline()
     process.kill()

@@ -78,7 +78,7 @@ def test_the_master_loads_nothing_heavy() -> None:
         "import sys, ultraflash.server.gunicorn_conf\n"
         "heavy = ('numpy', 'ultraflash.runtime', 'deepseek_recipe', 'falcon')\n"
         "print([name for name in heavy if name in sys.modules])\n"
-        "import os; os.rmdir(os.environ['UF_RUN_DIR'])\n"
+        "import os, shutil; shutil.rmtree(os.environ['UF_RUN_DIR'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
