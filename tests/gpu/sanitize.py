@@ -29,6 +29,7 @@ _STEP = re.compile(r"step of width (\d+) took ([\d.]+) s")
 _SAID = re.compile(r"========= *(\S.*)")
 _NO_FINDING = re.compile(r"COMPUTE-SANITIZER|(ERROR|RACECHECK) SUMMARY: 0 ")
 _SHOWN = 40  # lines of a finding
+_SLOW_S = 2.0  # a node that takes longer is told
 
 
 @dataclass
@@ -96,7 +97,7 @@ def _heard(tool: str, command: list[str]) -> tuple[str, int]:
         assert running.stdout
         for line in running.stdout:
             lines.append(line)
-            if " took " in line:
+            if " took " in line:  # a step, or a slow node
                 print(f"{tool}: {line.rstrip()}", flush=True)
     return "".join(lines), running.returncode
 
@@ -133,15 +134,26 @@ def run_steps(widths: list[int]) -> None:
     name_the_rooms()
     import numpy as np
 
-    from helpers.device_rig import DeviceRig
-    from ultraflash.runtime.step_io import Draw, Part
+    from helpers.device_rig import DeviceRig, Outcome
+    from ultraflash.runtime.step_io import Draw, Part, write_step
+
+    def node_by_node(parts: list[Part]) -> list[Outcome]:
+        runner = rig.runner("decode", sum(len(part.ids) for part in parts), len(parts))
+        write_step(runner, parts)
+        for number, node in enumerate(runner.plan.nodes):
+            started = time.perf_counter()
+            runner.run(slice(number, number + 1))
+            seconds = time.perf_counter() - started
+            if seconds > _SLOW_S:
+                print(f"    {node.label} ({node.op.stem()}) took {seconds:.1f} s")
+        return rig.outcomes(runner, parts)
 
     began = time.perf_counter()
     rig, slots = DeviceRig(kept=False), (1, 2, 3)
     draws = [Draw(1.2, 0.9, 40, seed, 1, want_logprobs=True) for seed in slots]
     ids = [np.random.default_rng(s).integers(3, 480, 2).tolist() for s in slots]
     # One step in place of prompts: a chunk of 16 rows each would take a tool most of its time.
-    told = rig.step([Part(s, 0, i, d) for s, i, d in zip(slots, ids, draws, strict=True)])
+    told = node_by_node([Part(s, 0, i, d) for s, i, d in zip(slots, ids, draws, strict=True)])
     print(f"what comes first took {time.perf_counter() - began:.1f} s")
     for width in widths:
         began = time.perf_counter()
@@ -154,7 +166,7 @@ def run_steps(widths: list[int]) -> None:
                 Part(slots[n], len(ids[n]), [told[n].token, *told[n].drafts[: share - 1]], draws[n])
                 for n, share in enumerate(shares)
             ]
-        rig.step(parts)
+        node_by_node(parts)
         print(f"step of width {width} took {time.perf_counter() - began:.1f} s")
 
 
