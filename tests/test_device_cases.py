@@ -11,17 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.device_cases import Case, release_cases, tiny_cases
 from helpers.device_inputs import make_inputs
-from helpers.device_ops import (
-    Case,
-    NumpyOps,
-    Sample,
-    in_f32,
-    release_cases,
-    run_case,
-    tiny_cases,
-    written,
-)
+from helpers.device_ops import NumpyOps, Sample, in_f32, run_case, written
 from helpers.device_weights import Shelf, shrunk
 from ultraflash.graphs.plan import Life, Op
 from ultraflash.runtime.gpu import args

@@ -14,9 +14,10 @@ import pytest
 
 from helpers.compare import assert_same_bits
 from helpers.device import sized
+from helpers.device_cases import Case
 from helpers.device_checks import check
 from helpers.device_inputs import Inputs, make_inputs
-from helpers.device_ops import Case, Ops, Outputs, Sample, reference
+from helpers.device_ops import Ops, Outputs, Sample, reference
 from helpers.device_speculation import accept_op, draft_op
 from helpers.device_weights import Shelf
 from ultraflash.graphs.ops.accept import Accept

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from helpers.device import REHEARSAL, report, sized
+from helpers.device_cases import Case
 from helpers.device_inputs import Inputs, chosen_experts, make_inputs, sorted_rows
-from helpers.device_ops import Case, Ops, run_case
+from helpers.device_ops import Ops, run_case
 from helpers.device_weights import Shelf
 from helpers.ops import scratch, weight
 from ultraflash.graphs.ops.expert_rows import ExpertRows, num_chunks

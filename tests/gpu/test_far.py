@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from helpers.compare import assert_same_bits
+from helpers.device_cases import cases
 from helpers.device_inputs import make_inputs
-from helpers.device_ops import Ops, cases, run_case
+from helpers.device_ops import Ops, run_case
 from helpers.device_weights import Shelf
 from ultraflash.graphs.capacity import Capacity
 from ultraflash.graphs.decode import build_decode

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from helpers.device import REHEARSAL, report
+from helpers.device_cases import Case, cases, release_decode
 from helpers.device_checks import Worst
-from helpers.device_ops import Case, CudaOps, cases, release_decode
+from helpers.device_ops import CudaOps
 from ultraflash.graphs.plan import Life
 
 pytestmark = [

@@ -10,8 +10,9 @@ from math import prod
 import pytest
 
 from helpers.device import REHEARSAL, report, sized
+from helpers.device_cases import Case, release_cases, tiny_cases
 from helpers.device_checks import Worst
-from helpers.device_ops import Case, Ops, release_cases, run_case, tiny_cases
+from helpers.device_ops import Ops, run_case
 from helpers.device_weights import Shelf
 from ultraflash.graphs.ops.follow_rows import FollowRows
 from ultraflash.graphs.plan import Life

@@ -12,7 +12,8 @@ import pytest
 
 from helpers.chi_square import bound, chi_square
 from helpers.device import REHEARSAL, count, report, sized
-from helpers.device_ops import Case, Ops, run_case
+from helpers.device_cases import Case
+from helpers.device_ops import Ops, run_case
 from helpers.device_speculation import DeviceSpeculation, accept_op, draft_op, neutral
 from helpers.device_weights import Shelf
 from helpers.speculation import Speculation, make_toy, total_variation, variation_bound

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from helpers import counted
 from helpers.compare import assert_same_bits
 from helpers.counted import Recipe, seed_of
+from helpers.device_cases import Case
 from helpers.device_checks import Worst, assert_close, check_ceilings
-from helpers.device_ops import Case, CudaOps, in_f32, single
+from helpers.device_ops import CudaOps, in_f32, single
 from helpers.device_products import exact_product
 from helpers.formats import bf16
 from ultraflash.graphs.numerics import q8_decode
