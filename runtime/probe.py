@@ -20,7 +20,8 @@ from ultraflash.graphs.capacity import MAX_ROWS, Capacity
 from ultraflash.graphs.decode import build_decode
 from ultraflash.graphs.model import Model
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.plan import Life
+from ultraflash.graphs.plan import Life, Plan
+from ultraflash.graphs.prefill import build_prefill
 from ultraflash.graphs.rows import I32
 from ultraflash.graphs.step import Build
 from ultraflash.runtime.backend import Array, Backend, Bytes, Runner
@@ -75,7 +76,7 @@ class Probe(ProbeParts):
             model.draft_block if model.draft_stages else 0,
             bf16_weights,
         )
-        self._runners: OrderedDict[int, Runner] = OrderedDict()
+        self._runners: OrderedDict[tuple[str, int], Runner] = OrderedDict()
         self._slots: OrderedDict[int, ProbeState | None] = OrderedDict(
             (i, None) for i in range(_SLOTS)
         )
@@ -119,6 +120,20 @@ class Probe(ProbeParts):
         state.length += len(ids)
         state.reach = max(state.reach, state.length)
         return self._values(runner).logits()
+
+    def prompt(self, ids: Sequence[int], chunk: int) -> tuple[ProbeState, F32]:
+        """A fresh sequence through the plans of chunks of `chunk` rows, as the engine takes a
+        prompt; logits [1, V] behind its last row.
+        """
+        state = self._fresh()
+        for start in range(0, len(ids), chunk):
+            part = ids[start : start + chunk]
+            kind = "prefill" if start + chunk >= len(ids) else "prefill_part"
+            runner = self._start(state, part, kind, chunk)
+            runner.run()
+            state.length = state.reach = start + len(part)
+        assert state.runner is not None
+        return state, self._values(state.runner).logits()
 
     def rollback(self, state: ProbeState, length: int) -> None:
         """Forget all rows from position `length` on: state is addressed by position, so only the
@@ -276,24 +291,30 @@ class Probe(ProbeParts):
             raise DeviceError(f"this sequence made room for a newer one: a probe keeps {_SLOTS}")
         self._slots.move_to_end(state.slot)
 
-    def _runner(self, rows: int) -> Runner:
-        runner = self._runners.pop(rows, None)
+    def _runner(self, kind: str, rows: int) -> Runner:
+        runner = self._runners.pop((kind, rows), None)
         if runner is None:
-            plan = build_decode(self._build, rows, 1)
-            runner = self.backend.compile(plan)
+            runner = self.backend.compile(self._plan(kind, rows))
             write_constants(runner)
-        self._runners[rows] = runner
+        self._runners[kind, rows] = runner
         if len(self._runners) > _RUNNERS:
             self._runners.popitem(last=False)
         return runner
+
+    def _plan(self, kind: str, rows: int) -> Plan:
+        if kind == "decode":
+            return build_decode(self._build, rows, 1)
+        return build_prefill(self._build, rows, ends=kind == "prefill")
 
     def _values(self, runner: Runner) -> ProbeValues:
         return ProbeValues(self.model, runner, self.backend.world)
 
     def _layout(self) -> Layout:
-        return Layout.of(self.model, self._runner(1).plan.of_life(Life.STATE))
+        return Layout.of(self.model, self._runner("decode", 1).plan.of_life(Life.STATE))
 
-    def _start(self, state: ProbeState, ids: Sequence[int]) -> Runner:
+    def _start(
+        self, state: ProbeState, ids: Sequence[int], kind: str = "decode", rows: int | None = None
+    ) -> Runner:
         self._alive(state)
         end = state.length + len(ids)
         if end > self._build.capacity.max_seq:
@@ -301,16 +322,16 @@ class Probe(ProbeParts):
                 f"{end} positions are more than the {self._build.capacity.max_seq} "
                 f"this probe was opened for"
             )
-        state.runner = self._runner(len(ids))
+        state.runner = self._runner(kind, rows or len(ids))
         write_step(state.runner, [Part(state.slot, state.length, ids)])
         return state.runner
 
     def _start_forced(self, state: ProbeState, ids: Sequence[int]) -> None:
         # A runner of its own: a forced call spans several method calls, others may run the same
         # plan in between.
-        self._runners.pop(len(ids), None)
+        self._runners.pop(("decode", len(ids)), None)
         runner = self._start(state, ids)
-        self._runners.pop(len(ids), None)
+        self._runners.pop(("decode", len(ids)), None)
         state.pending = tuple(ids)
         runner.run(runner.plan.span("step"))
 

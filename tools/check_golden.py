@@ -47,6 +47,7 @@ SECTIONS = (
     # 3. Running freely.
     Section("logits", "logits", ("prefill", "extend"), free.check_logits),
     Section("greedy", "greedy", ("prefill", "extend"), free.check_greedy),
+    Section("prompts", "logits", ("prompt", "prefill", "caches"), free.check_prompts),
     Section("decisions", "decisions", ("trace",), free.check_decisions),
     Section("caches", "prompts", ("prefill", "caches"), free.check_caches),
     Section("resize_plans", "resize_plans.json", items=later.resize_items, reason=_VISION),

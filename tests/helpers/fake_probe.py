@@ -35,6 +35,10 @@ class FakeProbe:
         state: list[int] = []
         return state, self.extend(state, ids)
 
+    def prompt(self, ids: Sequence[int], chunk: int) -> tuple[list[int], Array]:
+        state, logits = self.prefill(ids)
+        return state, logits[-1:]
+
     def extend(self, state: list[int], ids: Sequence[int]) -> Array:
         rows = []
         for token in ids:

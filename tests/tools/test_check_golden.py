@@ -109,7 +109,7 @@ def test_missing_array_is_a_failure(golden: Golden, monkeypatch: pytest.MonkeyPa
 
 
 def test_only_restricts_the_work(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
-    for expensive in ("prefill", "begin", "trace"):
+    for expensive in ("prefill", "prompt", "begin", "trace"):
         monkeypatch.setattr(FakeProbe, expensive, lambda *args: pytest.fail("was not asked for"))
     report = compared(golden, FakeProbe(golden), "rope tiny_plain.freq")
     assert [item.name for item in report.items] == ["rope tiny_plain.freq"]

@@ -7,7 +7,7 @@ on how a sequence was cut.
 from __future__ import annotations
 
 import math
-from itertools import cycle
+from itertools import cycle, product
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ultraflash.tools.golden.measure import Verdict
 from ultraflash.tools.golden.run import Run
 
 _OURS = "f32idx"
+_CHUNKS = (16, 128)  # rows
 _VARIANTS = (_OURS, "official")
 _VERBATIM = "logits verbatim.decode"
 
@@ -61,6 +62,33 @@ def _logits_of(run: Run, prompt: int) -> Array:
     )
     report.add(f"logits same_bits.P{prompt}", measure.exact(chunks, np.concatenate([first, steps])))
     return steps
+
+
+def check_prompts(run: Run) -> None:
+    """Prompts through the plans of chunks, whose last one is hardly ever full: what comes behind
+    the last row, and that nothing differs from a prefill in one piece.
+    """
+    for chunk, prompt in product(_CHUNKS, run.golden.prompts):
+        name = f"chunk{chunk}.P{prompt}"
+        if any(run.report.wants(f"prompts {kind}.{name}") for kind in ("logits", "same_bits")):
+            _prompt(run, chunk, prompt, name)
+
+
+def _prompt(run: Run, chunk: int, prompt: int, name: str) -> None:
+    ids, probe = run.golden.prompt(prompt), run.probe
+    golden = run.golden.tensors("logits")[f"{_OURS}.prefill.P{prompt}"]
+    state, logits = probe.prompt(ids, chunk)
+    overall = run.limits.short_logits if prompt <= limits.SHORT_PROMPT else run.limits.logits
+    report = run.report
+    report.add(f"prompts logits.{name}", measure.relative(logits, golden[-1:], overall))
+    whole, rows = probe.prefill(ids)
+    got, want = _behind(logits, probe.caches(state)), _behind(rows, probe.caches(whole))
+    report.add(f"prompts same_bits.{name}", measure.exact(got, want))
+
+
+def _behind(logits: Array, caches: dict[str, Array]) -> Array:
+    """Everything that a prompt leaves, in one row: logits of its last position, caches."""
+    return np.concatenate([logits[-1], *(caches[name].ravel() for name in sorted(caches))])
 
 
 def _in_chunks(run: Run, ids: list[int]) -> Array:

@@ -30,6 +30,12 @@ class GoldenProbe(Protocol):
         """Logits [T, V] of T more rows: one row is a decode step, more are a chunk."""
         ...
 
+    def prompt(self, ids: Sequence[int], chunk: int) -> tuple[Any, F32]:
+        """A fresh sequence through the engine's plans of `chunk` rows: its state, and logits [1, V]
+        behind the last row.
+        """
+        ...
+
     def begin(self, ids: Sequence[int]) -> Any:
         """The state of a fresh sequence whose first call `forced_layer` will drive."""
         ...
