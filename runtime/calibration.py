@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ultraflash.graphs.numerics import F32
+from ultraflash.graphs.width import KNOTS as RULE_KNOTS
 from ultraflash.runtime.errors import ConfigError
 
 F64 = npt.NDArray[np.float64]
@@ -68,8 +70,17 @@ class Calibration:
         ]
         return sigmoid(np.stack(shifted, axis=-1)) if shifted else np.zeros(confidences.shape)
 
+    @cached_property
+    def chance(self) -> F32:
+        """For the width rule (graphs/width.py): sigmoids at its knots, then calibrated chances.
+        [2, B, knots].
+        """
+        learnt = self.apply(np.repeat(RULE_KNOTS[:, None], self.block, axis=1)).T
+        raw = np.broadcast_to(sigmoid(RULE_KNOTS), learnt.shape)
+        return np.stack([raw, learnt]).astype(np.float32)
+
     def observed(self, confidences: F64, kept: I64, accepted: I64) -> Calibration:
-        """The table after a step: what verification said of each sequence's drafts.
+        """The table after some steps: what verification said of each sequence's drafts.
 
         The outcome of draft i is known when it was verified (i < kept) and all before it were
         accepted (i <= accepted). Pass the counts of the verification itself, before a stop token

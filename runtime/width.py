@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ultraflash.graphs.numerics import F32
-from ultraflash.graphs.width import COMPETES, KNOTS, Rule
-from ultraflash.runtime.calibration import Calibration, sigmoid
+from ultraflash.graphs.width import COMPETES, Rule
+from ultraflash.runtime.calibration import Calibration
 from ultraflash.runtime.errors import ConfigError
 from ultraflash.runtime.profiles import Profile
 
@@ -33,6 +33,7 @@ I64 = npt.NDArray[np.int64]
 
 SAMPLES = 15  # newest times of a width, of which the median counts: outlasts 7 disturbed steps
 SMOOTHING = 0.25  # weight of a new median
+LESSONS = 8  # steps of which the calibration learns at once: it costs the host more than the rest
 RATE_STEPS = 32  # steps after which a step's weight in the rate has faded to 1/e
 
 
@@ -123,11 +124,20 @@ class Rate:
         return Rate(self.tokens * fade + tokens, self.ms * fade + ms)
 
 
+class Lesson(NamedTuple):
+    """A step's confidences [S, B], drafts verified [S] and accepted [S], of S sequences."""
+
+    confidences: F64
+    kept: I64
+    accepted: I64
+
+
 @dataclass(frozen=True, eq=False)
 class Chooser:
     """The width rule of a server with all that it has learnt. Immutable: `observed` gives the next.
 
-    `thresholds` [B] of the fixed rule; `max_rows` of the widest step; `max_sequences` at once.
+    `thresholds` [B] of the fixed rule; `max_rows` of the widest step; `max_sequences` at once;
+    `lessons` of fewer steps than the calibration learns of at once.
     """
 
     thresholds: tuple[float, ...]
@@ -136,6 +146,7 @@ class Chooser:
     times: StepTimes
     rate: Rate
     calibration: Calibration
+    lessons: tuple[Lesson, ...] = ()
 
     @classmethod
     def start(
@@ -165,10 +176,9 @@ class Chooser:
 
         repeatable [S]: seeded with temperature above 0, so that the fixed rule holds.
         """
-        block, own = self.calibration.block, seeded_drafts(self.max_rows, self.max_sequences)
-        learnt = self.calibration.apply(np.repeat(KNOTS[:, None], block, axis=1)).T
+        own = seeded_drafts(self.max_rows, self.max_sequences)
         return Rule(
-            np.stack([np.broadcast_to(sigmoid(KNOTS), learnt.shape), learnt]).astype(np.float32),
+            self.calibration.chance,
             np.array(self.thresholds, np.float32),
             prices(self.times.hull_ms, self.rate.per_ms),
             np.where(repeatable, own, COMPETES).astype(np.int32),
@@ -186,8 +196,12 @@ class Chooser:
         # The smoothed time: one disturbed step must not halve the rate.
         rate = self.rate.observed(int(len(kept) + accepted.sum()), float(times.times_ms[rows - 1]))
         free = ~np.asarray(masked, np.bool_)
-        calibration = self.calibration.observed(confidences[free], kept[free], accepted[free])
-        return replace(self, times=times, rate=rate, calibration=calibration)
+        lessons = (*self.lessons, Lesson(confidences[free], kept[free], accepted[free]))
+        calibration = self.calibration
+        if len(lessons) == LESSONS:
+            together = (np.concatenate(column) for column in zip(*lessons, strict=True))
+            calibration, lessons = calibration.observed(*together), ()
+        return replace(self, times=times, rate=rate, calibration=calibration, lessons=lessons)
 
 
 def prices(hull_ms: F64, rate: float) -> F32:
