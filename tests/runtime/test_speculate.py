@@ -16,6 +16,7 @@ from ultraflash.runtime.plans import Result
 from ultraflash.runtime.profiles import select_profile
 from ultraflash.runtime.session import Session
 from ultraflash.runtime.speculate import Widths
+from ultraflash.runtime.width import LESSONS
 
 B = 5
 MODES = ("adaptive", "fixed", "all")
@@ -205,9 +206,11 @@ def test_confidences_meet_what_was_accepted_of_them() -> None:
     rule = widths("adaptive", 12, 2)
     confidences = [(2.0, 1.0, 0.5, 0.0, -1.0), (-0.5, 3.0, 3.0, 3.0, 3.0)]
     results = [Result(1, 9, (1,) * B, (0.0,) * B), Result(2, 9, (1,) * B, (0.0,) * B)]
-    for _ in range(2):
+    rule.learn(50.0, confidences, [3, 2], results)  # compiles: teaches nothing
+    for _ in range(LESSONS):
+        assert not rule.chooser.calibration.counts.any()
         rule.learn(50.0, confidences, [3, 2], results)
-    _, accepted, drafts = rule.chooser.calibration.counts.sum(axis=2)
+    _, accepted, drafts = rule.chooser.calibration.counts.sum(axis=2) / LESSONS
     assert drafts.tolist() == [2, 2, 0, 0, 0]  # of the first 2 of 3, of the second both
     assert accepted.tolist() == [2, 1, 0, 0, 0]
 
