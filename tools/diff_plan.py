@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from ultraflash.runtime.backends import cuda_backend
 from ultraflash.runtime.config import BUNDLED_CHECKPOINT, RuntimeConfig, prepare_cache_dir
 from ultraflash.runtime.errors import ConfigError, EngineError
 from ultraflash.runtime.interpret import NumpyBackend
+from ultraflash.runtime.plans import Plans
 from ultraflash.runtime.step_io import Draw, Part, write_constants, write_step
 from ultraflash.runtime.weights.index import CheckpointIndex
 from ultraflash.runtime.weights.load import load_weights
@@ -190,9 +191,8 @@ def _run(options: argparse.Namespace) -> Iterator[Difference]:
     build = Build(model, Capacity(3, max_seq), block=config.block(model))
     rng = np.random.default_rng(0)
     ids = rng.integers(3, model.vocab, options.length + options.rows).tolist()
-    warm: Any = numpy.compile(build_decode(build, options.length, 1))
-    _write(warm, Part(1, 0, ids[: options.length]))
-    warm.run()
+    chunk = config.prefill_chunks[-1]
+    _fill(Plans(build, numpy, config), Part(1, 0, ids[: options.length]), chunk)
     plan = build_decode(build, options.rows, 1)
     ours, theirs = numpy.compile(plan), cuda.compile(plan)
     top_p, top_k = (0.9, 40) if options.temperature else (1.0, 0)
@@ -200,6 +200,15 @@ def _run(options: argparse.Namespace) -> Iterator[Difference]:
     for runner in (ours, theirs):
         _write(runner, Part(1, options.length, ids[options.length :], draw))
     yield from compare(plan, ours, theirs, options.label, free=options.free)
+
+
+def _fill(plans: Plans, prompt: Part, chunk: int) -> None:
+    """Run a prompt as the engine does, in chunks: a ring has no room for all of a long one."""
+    at, end = 0, len(prompt.ids)
+    while at < end:
+        part = prompt._replace(start=at, ids=prompt.ids[at : at + chunk])
+        at += len(part.ids)
+        plans.prefill(part, ends=at == end)
 
 
 def _write(runner: Runner, part: Part) -> None:
