@@ -191,10 +191,10 @@ class Engine:
         ahead = 0
         if self._repeats(sessions):
             ahead = self._widths.rows_ahead(sessions) if self._drafting else len(sessions)
-        results = self._plans.decode(parts, rule, ahead)
+        results = self._plans.decode(parts, rule, ahead, self._widths.learn)
         decode_ms = (time.perf_counter() - started) * 1e3
         kept = [result.kept for result in results]
-        self._widths.learn(self._plans.took_ms, [s.confidence for s in sessions], kept, results)
+        self._widths.hear(self._plans.took_ms, [s.confidence for s in sessions], kept, results)
         for session, result in zip(sessions, results, strict=True):
             session.advance(result)
         return [

@@ -50,6 +50,10 @@ class _Step(NamedTuple):
 _NOTHING = _Next(-1, 0, [])
 
 
+def _nothing() -> None:
+    """What a host does that has nothing to do."""
+
+
 def served(config: RuntimeConfig) -> Served:
     """The plans that an engine with these settings may run."""
     return Served(
@@ -73,7 +77,10 @@ class Plans:
         self._ahead: _Step | None = None  # before anybody asked for it
         self._last: Runner | None = None  # of the latest step that has ended
 
-    def decode(self, parts: list[Part], rule: Rule | None = None, ahead: int = 0) -> list[Result]:
+    def decode(
+        self, parts: list[Part], rule: Rule | None = None, ahead: int = 0,
+        meanwhile: Callable[[], None] = _nothing,
+    ) -> list[Result]:  # fmt: skip
         """A decode step of all parts together, of as many drafts as `rule` says; None: of all.
 
         `ahead`, if not 0: unless a result ends it, the next step will be one of the same sequences,
@@ -83,11 +90,14 @@ class Plans:
         Who asks for another step after all has lost some time, and what drafts of these sequences
         were drawn from. Their state is whole: what a step changes is addressed by position, so that
         its rows are like rejected ones, which rings have room for (`Capacity.ring`).
+
+        `meanwhile`: what the host does while it would wait for the device.
         """
         step = self._begun(parts, rule)
         self._ahead = None
         if ahead and rule and self._backend.places > 1:
             self._ahead = self._queued(step, parts, rule, ahead)
+        meanwhile()
         return self._ended(step, parts)
 
     @property

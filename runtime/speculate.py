@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,15 @@ from ultraflash.runtime.session import Session
 from ultraflash.runtime.width import Chooser
 
 RECENT = 16  # steps that say how wide the next one may be
+
+
+class _Heard(NamedTuple):
+    """A step of S sequences: its time, confidences [S, B], drafts verified [S] and accepted [S]."""
+
+    ms: float
+    confidences: Sequence[Sequence[float]]
+    kept: Sequence[int]
+    accepted: Sequence[int]
 
 
 class Widths:
@@ -34,6 +44,7 @@ class Widths:
         self.chooser = Chooser.start(profile, max_rows, max_sequences)
         self._ran: set[tuple[int, int]] = set()
         self._recent: deque[int] = deque(maxlen=RECENT)  # rows of the latest steps
+        self._heard: list[_Heard] = []  # not yet learnt from
 
     def rule(self, sessions: Sequence[Session]) -> Rule:
         """What decides the widths of these sessions' next step."""
@@ -53,18 +64,28 @@ class Widths:
             return most
         return min(most, 1 + max(self._recent, default=most))
 
-    def learn(
+    def hear(
         self, ms: float, confidences: Sequence[Sequence[float]], kept: Sequence[int],
         results: Sequence[Result],
     ) -> None:  # fmt: skip
-        """After a step of `ms` milliseconds: times, rate and the worth of confidences."""
+        """A step took `ms` milliseconds, and what came of its drafts. `learn` makes use of it."""
         step = len(kept) + sum(kept), len(kept)
         self._recent.append(step[0])
         first = step not in self._ran
         self._ran.add(step)
         if first or not all(confidences):
             return  # the first run of a width may compile; plain decoding teaches nothing
-        accepted = np.array([r.accepted for r in results], np.int64)
-        self.chooser = self.chooser.observed(
-            ms, np.array(confidences), np.array(kept, np.int64), accepted, [False] * len(kept)
-        )
+        self._heard.append(_Heard(ms, confidences, kept, [r.accepted for r in results]))
+
+    def learn(self) -> None:
+        """Times, rate and the worth of confidences, from what was heard since.
+
+        It may take as long as a small step, so it is done while the device is busy.
+        """
+        for ms, confidences, kept, accepted in self._heard:
+            self.chooser = self.chooser.observed(
+                ms, np.array(confidences), np.array(kept, np.int64), np.array(accepted, np.int64),
+                [False] * len(kept),
+            )  # fmt: skip
+        self._heard.clear()
+        self.chooser.rule([])  # its tables are made now, not when a step waits for them

@@ -180,9 +180,13 @@ class Chooser:
         return Rule(
             self.calibration.chance,
             np.array(self.thresholds, np.float32),
-            prices(self.times.hull_ms, self.rate.per_ms),
+            self._prices,
             np.where(repeatable, own, COMPETES).astype(np.int32),
         )
+
+    @cached_property
+    def _prices(self) -> F32:
+        return prices(self.times.hull_ms, self.rate.per_ms)
 
     def observed(
         self, ms: float, confidences: F64, kept: I64, accepted: I64, masked: Sequence[bool]

@@ -7,7 +7,7 @@ its plans and replaces what was proposed by the plain run's own continuation wit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -48,9 +48,12 @@ class ForcedDrafts(Plans):
         result = super().prefill(part, ends)
         return self._force(part, result) if result else None
 
-    def decode(self, parts: list[Part], rule: Rule | None = None, ahead: int = 0) -> list[Result]:
+    def decode(
+        self, parts: list[Part], rule: Rule | None = None, ahead: int = 0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> list[Result]:  # fmt: skip
         # Never ahead: what is forced is not what the device would go on with.
-        results = super().decode(parts, rule)
+        results = super().decode(parts, rule, 0, meanwhile)
         self.lengths.update(r.accepted for r in results)
         return [self._force(p, r) for p, r in zip(parts, results, strict=True)]
 

@@ -122,8 +122,8 @@ def test_what_is_queued_for_an_answer_that_ends(
     queued: list[bool] = []
     decode = Plans.decode
 
-    def watched(self: Plans, parts: Any, rule: Any, ahead: int = 0) -> Any:
-        results = decode(self, parts, rule, ahead)
+    def watched(self: Plans, *step: Any) -> Any:
+        results = decode(self, *step)
         queued.append(self._ahead is not None)
         return results
 

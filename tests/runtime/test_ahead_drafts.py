@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,9 @@ from helpers.engines import (
     prompt,
     run,
 )
-from ultraflash.graphs.width import Rule
 from ultraflash.runtime import Engine, Generation, Sampling, Step
 from ultraflash.runtime.interpret import NumpyRunner
 from ultraflash.runtime.plans import Plans, Result
-from ultraflash.runtime.step_io import Part
 from ultraflash.runtime.store import LocalStore
 
 MODES = ("adaptive", "fixed", "all")
@@ -68,10 +67,8 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found, decode = Seen(), Plans.decode
 
-    def watched(
-        self: Plans, parts: list[Part], rule: Rule | None = None, ahead: int = 0
-    ) -> list[Result]:
-        results = decode(self, parts, rule, ahead)
+    def watched(self: Plans, *step: Any) -> list[Result]:
+        results = decode(self, *step)
         found.queued.append(self._ahead is not None)
         found.results.append(results)
         return results

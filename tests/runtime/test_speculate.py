@@ -56,11 +56,16 @@ def choose(rule: Widths, sessions: Sequence[Session]) -> tuple[int, ...]:
     return tuple(numbers.kept(confidence, limits, len(numbers.price)).tolist())
 
 
+def teach(rule: Widths, ms: float, *step: Any) -> None:
+    rule.hear(ms, *step)
+    rule.learn()
+
+
 def taught(rule: Widths, rows: int, ms: float, accepted: int = 0, steps: int = 40) -> None:
     """Steps of one sequence: so many rows, so long, so many drafts accepted."""
     for _ in range(steps + 1):  # the first one does not count
         result = Result(accepted, 9, (1,) * B, (0.0,) * B)
-        rule.learn(ms, [(1.0,) * B], [rows - 1], [result])
+        teach(rule, ms, [(1.0,) * B], [rows - 1], [result])
 
 
 @every_mode
@@ -182,13 +187,13 @@ def test_the_first_run_of_a_width_teaches_nothing() -> None:
     rule = widths()
     before, result = rule.chooser, Result(1, 9, (1,) * B, (0.0,) * B)
     one, two = [(1.0,) * B], [(1.0,) * B] * 2
-    rule.learn(9000.0, one, [3], [result])
-    rule.learn(9000.0, two, [1, 1], [result] * 2)  # four rows as well, but of two sequences
-    rule.learn(9000.0, one, [2], [result])
+    teach(rule, 9000.0, one, [3], [result])
+    teach(rule, 9000.0, two, [1, 1], [result] * 2)  # four rows as well, but of two sequences
+    teach(rule, 9000.0, one, [2], [result])
     assert rule.chooser is before
-    rule.learn(50.0, one, [3], [result])
+    teach(rule, 50.0, one, [3], [result])
     assert learnt(rule)[3] == pytest.approx(50.0)
-    rule.learn(60.0, two, [1, 1], [result] * 2)
+    teach(rule, 60.0, two, [1, 1], [result] * 2)
     assert 50.0 < learnt(rule)[3] < 60.0
 
 
@@ -196,8 +201,8 @@ def test_plain_decoding_teaches_nothing() -> None:
     rule = widths()
     before = rule.chooser
     for _ in range(3):
-        rule.learn(50.0, [()], [0], [Result(0, 9, (), ())])
-        rule.learn(50.0, [(), ()], [0, 0], [Result(0, 9, (), ())] * 2)
+        teach(rule, 50.0, [()], [0], [Result(0, 9, (), ())])
+        teach(rule, 50.0, [(), ()], [0, 0], [Result(0, 9, (), ())] * 2)
     assert rule.chooser is before
 
 
@@ -206,10 +211,10 @@ def test_confidences_meet_what_was_accepted_of_them() -> None:
     rule = widths("adaptive", 12, 2)
     confidences = [(2.0, 1.0, 0.5, 0.0, -1.0), (-0.5, 3.0, 3.0, 3.0, 3.0)]
     results = [Result(1, 9, (1,) * B, (0.0,) * B), Result(2, 9, (1,) * B, (0.0,) * B)]
-    rule.learn(50.0, confidences, [3, 2], results)  # compiles: teaches nothing
+    teach(rule, 50.0, confidences, [3, 2], results)  # compiles: teaches nothing
     for _ in range(LESSONS):
         assert not rule.chooser.calibration.counts.any()
-        rule.learn(50.0, confidences, [3, 2], results)
+        teach(rule, 50.0, confidences, [3, 2], results)
     _, accepted, drafts = rule.chooser.calibration.counts.sum(axis=2) / LESSONS
     assert drafts.tolist() == [2, 2, 0, 0, 0]  # of the first 2 of 3, of the second both
     assert accepted.tolist() == [2, 1, 0, 0, 0]
@@ -219,7 +224,7 @@ def test_the_rate_is_that_of_all_sequences() -> None:
     rule = widths("adaptive", 8, 2)
     results = [Result(2, 9, (1,) * B, (0.0,) * B), Result(0, 9, (1,) * B, (0.0,) * B)]
     for _ in range(200):
-        rule.learn(20.0, [(1.0,) * B] * 2, [2, 1], results)
+        teach(rule, 20.0, [(1.0,) * B] * 2, [2, 1], results)
     assert rule.chooser.rate.per_ms == pytest.approx(4 / 20, rel=0.02)
 
 

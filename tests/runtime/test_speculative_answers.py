@@ -7,7 +7,7 @@ they should when several tokens come at once. Proposals are forced where accepta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,8 +35,10 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self.plans, name)
 
-    def decode(self, parts: list[Part], rule: Rule, ahead: int = 0) -> list[Result]:
-        results = self.plans.decode(parts, rule, ahead)
+    def decode(
+        self, parts: list[Part], rule: Rule, ahead: int, meanwhile: Callable[[], None]
+    ) -> list[Result]:
+        results = self.plans.decode(parts, rule, ahead, meanwhile)
         cut = [p._replace(ids=p.ids[: 1 + r.kept]) for p, r in zip(parts, results, strict=True)]
         self.steps.append((cut, results))
         return results
