@@ -182,15 +182,21 @@ def _run(options: argparse.Namespace) -> Iterator[Difference]:
             f"--rows and --length must be at least 1, got {options.rows} and {options.length}"
         )
     model, index = Model.from_checkpoint(config.checkpoint), CheckpointIndex.open(config.checkpoint)
+    tokens = options.length + options.rows
+    if tokens > model.max_position:
+        raise ConfigError(
+            f"--length {options.length} and --rows {options.rows} are {tokens} tokens, this model "
+            f"has {model.max_position} positions: take fewer"
+        )
     check_drafts(options.rows, config.block(model), options.temperature)
     backend_class = cuda_backend()
     prepare_cache_dir(config)
     cuda = backend_class.open(config, index, model, keep_scratch=True)
     numpy = NumpyBackend(load_weights(index, model, 1, cache_dir=config.cache_dir))
-    max_seq = min(model.max_position, max(1024, options.length + options.rows))
+    max_seq = min(model.max_position, max(1024, tokens))
     build = Build(model, Capacity(3, max_seq), block=config.block(model))
     rng = np.random.default_rng(0)
-    ids = rng.integers(3, model.vocab, options.length + options.rows).tolist()
+    ids = rng.integers(3, model.vocab, tokens).tolist()
     chunk = config.prefill_chunks[-1]
     _fill(Plans(build, numpy, config), Part(1, 0, ids[: options.length]), chunk)
     plan = build_decode(build, options.rows, 1)

@@ -172,7 +172,7 @@ def test_on_a_gpu_whose_kernels_do_nothing_everything_differs(
     capsys: pytest.CaptureFixture[str], cuda: FakeCuda, kernels: Path
 ) -> None:
     """Poison shows what was not written, io included."""
-    arguments = [str(TINY), "--rows", "2", "--length", "5", "--block", "0"]
+    arguments = [str(TINY), "--rows", "2", "--length", "140", "--block", "0"]  # two chunks
     assert diff_plan.main(arguments) == 1
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
@@ -187,6 +187,7 @@ def test_on_a_gpu_whose_kernels_do_nothing_everything_differs(
     [
         ((str(TINY),), "there is no NVIDIA driver"),
         ((str(TINY), "--rows", "0"), "--rows and --length must be at least 1, got 0 and 37"),
+        ((str(TINY), "--length", "300"), "300 and --rows 4 are 304 tokens, this model has 256 "),
         ((str(TINY), "--rows", "7", "--temperature", "1"), "verify 6 drafts and a block has 5: "),
         (("/nowhere",), "/nowhere"),
     ],
