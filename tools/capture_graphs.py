@@ -52,7 +52,7 @@ examples, each after python -m ultraflash.tools.capture_graphs:
 A kernel stands once in the table for each combination of its buffers' types, as f32[3]: of three
 axes. Where architectures differ, a cell has one value for each. Bytes of shared memory are those of
 a CTA, static; of stack and spills those of a thread. Spills should be 0: they are what does not fit
-into registers.
+into registers. Where the compiler says nothing of all this, a cell has a question mark.
 """
 _REPLAYS = 20
 _ID = 3  # of every token that is run: which one does not matter
@@ -201,13 +201,17 @@ def _kernel_table(
         table.add_row(
             unit.stem,
             ", ".join(filter(None, variant)),
-            _cell(kernel.registers for kernel in kernels),
-            _cell(kernel.shared_bytes for kernel in kernels),
-            _cell(kernel.stack_bytes for kernel in kernels),
-            _cell(kernel.spill_bytes for kernel in kernels),
+            *(_cell(column) for column in zip(*map(_figures, kernels), strict=True)),
             "cached" if all(kernel.cached for kernel in kernels) else f"{seconds:.2f}",
         )
     return table
+
+
+def _figures(kernel: Kernel) -> tuple[object, ...]:
+    """Registers, shared memory, stack and spills; a compiler that is silent has not said 0."""
+    if kernel.silent:
+        return ("?",) * 4
+    return kernel.registers, kernel.shared_bytes, kernel.stack_bytes, kernel.spill_bytes
 
 
 def _difference(op: Op, variants: Sequence[Op]) -> str:

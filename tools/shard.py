@@ -209,17 +209,18 @@ def _opened(
 
 def predicted_bytes(plans: list[Plan], world: int) -> int:
     """What plans say that they take on the device: weights, state, and each one's scratch and
-    io, and room for exchanges.
+    io, room for exchanges and for state that moves.
 
     Large allocations end at the next page of the driver, small ones share pages.
     """
     from ultraflash.runtime.gpu.arena import Arena
+    from ultraflash.runtime.gpu.copies import LANE_BYTES, LANES
     from ultraflash.runtime.gpu.exchange import inbox_bytes
     from ultraflash.runtime.gpu.synthetic import resident_bytes
 
     named = {ref.name: ref for plan in plans for ref in plan.buffers.values()}.values()
     weights = resident_bytes([ref for ref in named if ref.life is Life.WEIGHT], world)
-    sizes = [weights, inbox_bytes(world) if world > 1 else 0]
+    sizes = [weights, inbox_bytes(world) if world > 1 else 0, *[LANE_BYTES] * LANES]
     sizes += [ref.nbytes for ref in named if ref.life is Life.STATE]
     for plan in plans:
         sizes += [Arena.of(plan).size, sum(ref.nbytes for ref in plan.of_life(Life.IO))]

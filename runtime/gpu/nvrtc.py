@@ -41,6 +41,11 @@ class Kernel:
     cached: bool
 
     @property
+    def silent(self) -> bool:
+        """Whether the compiler gave no figures: one that was found on a machine does not."""
+        return "Used" not in self.log
+
+    @property
     def registers(self) -> int:
         """Registers a thread."""
         return _figure(r"Used (\d+) registers", self.log)

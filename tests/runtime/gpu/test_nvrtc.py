@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,8 @@ def test_what_the_compiler_says_is_kept(cache: Path) -> None:
     for kernel in (compiled(cache), compiled(cache)):
         assert 0 < kernel.registers < 32
         assert (kernel.spill_bytes, kernel.shared_bytes, kernel.stack_bytes) == (0, 0, 0)
+        assert not kernel.silent
+        assert replace(kernel, log="").silent
 
 
 def test_figures_of_a_kernel_that_spills(folder: Path, cache: Path) -> None:
