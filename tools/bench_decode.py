@@ -152,7 +152,8 @@ def _run(options: argparse.Namespace) -> None:
     plans = [shard.decode_runner(n).plan for n in options.rows]
     predicted, taken = shard.memory(plans)
     print(
-        f"memory: {predicted:,} bytes predicted (weights, state, scratch, io, room for state that moves), {taken:,} taken "
+        f"memory: {predicted:,} bytes predicted (weights, state, scratch, io, "
+        f"room for state that moves), {taken:,} taken "
         f"({100 * (taken / predicted - 1):+.2f} %)"
     )
     if options.ops:

@@ -65,7 +65,7 @@ def test_a_measurement(
     speeds = re.findall(r"([\w, ]+): [\d.]+ s, [\d.]+ GB/s", out)
     threads = f"reading, {os.cpu_count()} threads"
     assert speeds == ["reading, one thread", threads, "copying", "loading"]
-    share = re.search(r"reading and copying / loading = ([\d.]+), [\d.]+ with one thread", out)
+    share = re.search(r"plain reading and copying / loading = ([\d.]+); [\d.]+ where \d+ ", out)
     assert share
     assert float(share[1]) > 0
     assert ("is less than 1000" in err) == (least != "0")
