@@ -42,7 +42,7 @@ class Kernel:
 
     @property
     def silent(self) -> bool:
-        """Whether the compiler gave no figures: one that was found on a machine does not."""
+        """Whether the log has no figures: some builds of NVRTC leave it empty."""
         return "Used" not in self.log
 
     @property
