@@ -1,18 +1,18 @@
 """Random plausible inputs of any operation, by the meaning of its fields.
 
-Rows are ragged over sequences with consistent slots, positions and row_start; scale bytes keep
-values sane; selections ascend and end in -1. Weights come as a checkpoint stores them.
+Scale bytes keep values sane; selections ascend and end in -1. Weights come as a checkpoint stores
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from helpers.device_rows import FAR, Rows, rows_of
 from helpers.device_weights import ALPHABET, Shelf, tiled
 from helpers.values import activations, angles, codes_without_nan
 from ultraflash.graphs.numerics import fake_q8, qmx4, qmx4_decode
@@ -25,7 +25,6 @@ Array = npt.NDArray[Any]
 I32 = npt.NDArray[np.int32]
 Inputs = dict[str, Any]  # field -> array, or Stored for a weight
 
-_FAR = 100_000  # positions of operations that only rings bound
 # Types that arrays have on the host, by the plan's words.
 HOST: dict[str, Any] = {
     "bf16": np.float32, "f32": np.float32, "i32": np.int32, "u32": np.uint32,
@@ -33,103 +32,9 @@ HOST: dict[str, Any] = {
 }  # fmt: skip
 
 
-# --- rows ---
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows of a step: busy sequences from the front, idle rows at the end."""
-
-    slot: I32
-    position: I32
-    row_start: I32
-
-    def each(self) -> list[tuple[int, int, int]]:
-        """(sequence, first row, end) of every sequence."""
-        pairs = zip(self.row_start[:-1].tolist(), self.row_start[1:].tolist(), strict=True)
-        return [(s, first, end) for s, (first, end) in enumerate(pairs)]
-
-
-def some_rows(
-    rng: np.random.Generator, rows: int, sequences: int, slots: int, limit: int,
-    early: bool = False, longest: int | None = None,
-) -> Rows:  # fmt: skip
-    """`rows` rows of `sequences` sequences at positions below `limit`.
-
-    `early`: near position 0, with idle rows. `longest`: rows of a sequence at most.
-    """
-    idle = int(rng.integers(0, rows // 2 + 1)) if early else 0
-    busy = min(sequences, rows - idle)
-    counts = np.ones(sequences, np.int64)
-    counts[busy:] = 0
-    for _ in range(rows - idle - busy):
-        room = np.flatnonzero((counts > 0) & (counts < (longest or rows)))
-        if len(room):
-            counts[rng.choice(room)] += 1
-    slot, position = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
-    row_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    places = rng.permutation(slots)[:sequences]
-    for s, n in enumerate(counts.tolist()):
-        own = slice(row_start[s], row_start[s + 1])
-        first = int(rng.integers(0, max(1, min(4 if early else limit, limit - n + 1))))
-        slot[own] = places[s] if s < len(places) else -1
-        position[own] = np.arange(first, first + n)
-    return Rows(slot, position, row_start)
-
-
-def block_rows(
-    rng: np.random.Generator, count: int, block: int, slots: int, early: bool
-) -> Rows:  # fmt: skip
-    """`count` draft rows: blocks of one sequence each, the last idle if `early` and several."""
-    sequences = count // block
-    places = rng.permutation(max(slots, sequences))[:sequences].astype(np.int32)
-    first = rng.integers(0, 4 if early else _FAR, sequences)
-    if early and sequences > 1:
-        places[-1], first[-1] = -1, 0
-    position = (first[:, None] + np.arange(block)).reshape(-1).astype(np.int32)
-    row_start = np.arange(sequences + 1, dtype=np.int32) * block
-    return Rows(places.repeat(block), position, row_start)
-
-
-def _rows_of(op: Op, rng: np.random.Generator, early: bool) -> Rows | None:
-    refs = dict(op.refs)
-    slots = next((r.shape[0] for r in refs.values() if r.life is Life.STATE), 6)
-    block = getattr(op, "block", None)
-    if block and "row_start" not in refs:
-        return block_rows(rng, refs["slot"].shape[0], block, slots, early)
-    row = (
-        refs.get("slot") or refs.get("position") or (refs.get("x") if "row_start" in refs else None)
-    )
-    if row is None:
-        return None
-    count = row.shape[0]
-    sequences = refs["row_start"].shape[0] - 1 if "row_start" in refs else min(3, count)
-    return some_rows(
-        rng, count, sequences, max(slots, sequences), _limit(op, refs), early, _longest(op, refs)
-    )
-
-
-def _limit(op: Op, refs: dict[str, Ref]) -> int:
-    entries = refs.get("main_codes") or (None if "pool" in refs else refs.get("scores"))
-    if type(op).__name__ in ("StoreMainKv", "StoreIndexKey", "IndexScores"):
-        entries = refs["codes"]
-    if entries is not None:
-        return entries.shape[1] * int(getattr(op, "ratio", 1))
-    return (1 << 20) - 16 if "freq" in refs else _FAR
-
-
-def _longest(op: Op, refs: dict[str, Ref]) -> int | None:
-    if type(op).__name__ != "Accept":
-        return None
-    return refs["q"].shape[1] + 1 if "q" in refs else 1
-
-
-# --- inputs ---
-
-
 def make_inputs(op: Op, rng: np.random.Generator, shelf: Shelf, early: bool = False) -> Inputs:
     """Everything that `op` reads or updates, by field."""
-    rows = _rows_of(op, rng, early)
+    rows = rows_of(op, rng, early)
     made: Inputs = {}
     for name, ref in op.refs:
         if name in op.OUT:
@@ -307,7 +212,7 @@ def _follow_rows(op: Any, made: Inputs, rng: np.random.Generator, rows: Rows | N
         made["follows"] = np.full(sequences, -1, np.int32)
         return
     made["follows"] = rng.permutation(slots)[:sequences].astype(np.int32)
-    made["next_at"] = rng.integers(0, _FAR, op.next_at.shape).astype(np.int32)
+    made["next_at"] = rng.integers(0, FAR, op.next_at.shape).astype(np.int32)
     start = made["next_at"][made["follows"], 0]
     for name in ("end", "ban_end"):
         made[name] = (start + rng.integers(0, 12, sequences)).astype(np.int32)
