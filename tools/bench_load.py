@@ -131,18 +131,16 @@ def read_files(files: Sequence[Path], buffers: Sequence[npt.NDArray[np.uint8]]) 
         return time.perf_counter() - started
 
 
-def measure(config: RuntimeConfig, times: int, console: Console) -> float:
+def measure(device: Device, config: RuntimeConfig, times: int, console: Console) -> float:
     """Print all of them; the share of plain reading and copying that loading reaches.
 
     Raises:
-        EngineError: when there is no fitting GPU, or the checkpoint does not fit it.
+        EngineError: when the checkpoint does not fit the GPU.
     """
-    cuda_backend()  # says what is missing without the bindings
-    from ultraflash.runtime.gpu.driver import Device, Pinned, Stream, allocate, release
+    from ultraflash.runtime.gpu.driver import Pinned, Stream, allocate, release
 
     index = CheckpointIndex.open(config.checkpoint)
     model = Model.from_checkpoint(config.checkpoint)
-    device = Device.open(config.gpus[0])
     total = index.total_bytes
     console.print(f"{device.name}; {total:,} bytes in {len(index.files)} files")
     pinned, stream = [Pinned(_CHUNK_BYTES) for _ in range(os.cpu_count() or 1)], Stream()
@@ -228,6 +226,13 @@ def steps(advance: Callable[[int], None]) -> Callable[[int, int], None]:
     return progress
 
 
+def _opened(ordinal: int) -> Device:
+    cuda_backend()  # says what is missing without the bindings
+    from ultraflash.runtime.gpu.driver import Device
+
+    return Device.open(ordinal)
+
+
 @contextmanager
 def checkpoint(options: argparse.Namespace, console: Console) -> Iterator[Path]:
     """The one that was named, or a synthetic one for as long as it is needed."""
@@ -258,12 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--times must be at least 1, got {options.times}")
     console = Console(soft_wrap=True)
     try:
+        config = replace(RuntimeConfig.from_env(), gpus=(options.gpu,), backend="cuda")
+        prepare_cache_dir(config)
+        device = _opened(options.gpu)  # before anything is written for it
         with checkpoint(options, console) as folder:
-            config = replace(
-                RuntimeConfig.from_env(), checkpoint=folder, gpus=(options.gpu,), backend="cuda"
-            )
-            prepare_cache_dir(config)
-            share = measure(config, options.times, console)
+            share = measure(device, replace(config, checkpoint=folder), options.times, console)
     except (EngineError, GraphError, OSError) as error:
         print(f"bench_load: {error}", file=sys.stderr)
         return 1

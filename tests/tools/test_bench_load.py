@@ -71,7 +71,13 @@ def test_a_measurement(
     assert ("is less than 1000" in err) == (least != "0")
 
 
-def test_without_a_gpu_it_says_so(cuda: FakeCuda, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_says_so(
+    cuda: FakeCuda, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before it writes gigabytes."""
     cuda.library = False
-    assert main(["--checkpoint", str(TINY)]) == 1
-    assert "there is no NVIDIA driver" in capsys.readouterr().err
+    assert main(["--folder", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert "there is no NVIDIA driver" in err
+    assert not out
+    assert not list(tmp_path.iterdir())
